@@ -10,7 +10,7 @@ use gpulimit_base::units::gib;
 use gpulimit_group::Refusal;
 use gpulimit_ledger::{Cause, Holding};
 
-use crate::{clock, message};
+use crate::clock;
 use users::Users;
 
 /// The error for a request without room in the group: the program gets the driver's out-of-memory
@@ -37,18 +37,14 @@ pub fn may_tell() -> bool {
 /// Returns whether another line may be written at the time `now` (milliseconds). Counts the line if
 /// it may.
 fn allowed(window: &AtomicU64, now: u64) -> bool {
-    let mut verdict = false;
-    let _ = window.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
+    let counted = window.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
         let (start, lines) = (window >> 16, window & 0xffff);
-        let fresh = now.saturating_sub(start) >= WINDOW_MS || window == 0;
-        verdict = fresh || lines < LINES;
-        if fresh {
-            Some((now << 16) | 1)
-        } else {
-            verdict.then_some((start << 16) | (lines + 1))
+        match window == 0 || now.saturating_sub(start) >= WINDOW_MS {
+            true => Some((now << 16) | 1),
+            false => (lines < LINES).then_some(window + 1),
         }
     });
-    verdict
+    counted.is_ok()
 }
 
 /// A GPU by the number that all verbs of gpulimit use for it: `0 (GPU-1a2b…)`.
@@ -70,15 +66,17 @@ impl fmt::Display for Gpu {
 
 /// Returns the name of a CUDA function without the version and the kind of default stream.
 pub fn plain(symbol: &str) -> &str {
-    let end = symbol.bytes().position(|byte| byte == b'_');
-    end.and_then(|end| symbol.get(..end)).unwrap_or(symbol)
+    symbol.split('_').next().unwrap_or(symbol)
 }
 
-/// Figures for the line about a refusal that the [`Refusal`] does not have.
-pub struct Circumstances<'a> {
+/// A refused request, displayed as the line about it.
+pub struct Told<'a> {
+    /// The CUDA function.
+    pub name: &'a str,
     pub gpu: Gpu,
     /// The bytes that the program asked for.
     pub asked: u64,
+    pub refusal: &'a Refusal<'a>,
     /// The size of the GPU's memory in bytes.
     pub capacity: u64,
     /// The least bytes that a CUDA context takes on this GPU; 0 where that size is unknown.
@@ -87,89 +85,63 @@ pub struct Circumstances<'a> {
     pub holders: &'a [Option<Holding>],
 }
 
-/// Writes a line about a refused request for memory to standard error.
-pub fn report(name: &str, refusal: &Refusal<'_>, seen: &Circumstances<'_>) {
-    message::line(format_args!(
-        "refused {name} of {} on GPU {}: {}. `gpulimit why` explains it",
-        gib(seen.asked),
-        seen.gpu,
-        Why(refusal, seen),
-    ));
-}
-
-struct Why<'a>(&'a Refusal<'a>, &'a Circumstances<'a>);
-
-impl fmt::Display for Why<'_> {
+impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason(f)?;
-        let Self(refusal, seen) = *self;
-        let others = if refusal.left < seen.asked {
-            ""
-        } else {
-            " behind others"
-        };
-        match refusal.waited {
-            0 => Ok(()),
-            waited => write!(f, ". It waited {waited} s in line{others}"),
+        let Self { refusal, asked, .. } = *self;
+        write!(f, "refused {} of {}", self.name, gib(asked))?;
+        // A pool grows in steps.
+        if refusal.bytes > asked {
+            write!(f, ", which takes {},", gib(refusal.bytes))?;
         }
+        write!(f, " on GPU {}: ", self.gpu)?;
+        self.reason(f)?;
+        if refusal.waited > 0 {
+            let is_full = refusal.left < refusal.bytes;
+            let others = if is_full { "" } else { " behind others" };
+            write!(f, ". It waited {} s in line{others}", refusal.waited)?;
+        }
+        f.write_str(". `gpulimit why` explains it")
     }
 }
 
-impl Why<'_> {
+impl Told<'_> {
     fn reason(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(refusal, seen) = *self;
-        let less = gib(refusal.left).less_than(seen.asked);
+        use Cause::{Capacity, Host, KeepFree, Outside};
+        let Self { refusal, .. } = *self;
+        write!(f, "{refusal}")?;
+        if refusal.cause == Outside {
+            write!(f, " of {} on the GPU", gib(self.capacity))?;
+        }
+        if let Some(outside) = refusal.outside {
+            let (bytes, group) = (outside.bytes, refusal.group);
+            write!(f, "; {} outside of group {group}:", gib(bytes))?;
+            let named = names(f, "", self.holders)?;
+            let comma = if named > 0 { "," } else { "" };
+            return write!(f, "{comma} others {}", gib(bytes.saturating_sub(named)));
+        }
+        if matches!(refusal.cause, Capacity | Host | KeepFree | Outside) {
+            return Ok(());
+        }
+        let rest = refusal.charged.saturating_add(refusal.kept);
+        let rest = rest.saturating_add(refusal.left);
+        if let beyond @ 1.. = refusal.max.saturating_sub(rest) {
+            let beyond = gib(beyond);
+            write!(f, ", and processes hold {beyond} beyond their charges")?;
+        }
+        names(f, "; most is used by", self.holders)?;
         match refusal.cause {
-            Cause::Capacity => write!(f, "the GPU has {}", gib(seen.capacity)),
-            Cause::Host => f.write_str(
-                "the group and the GPU have room. The driver lacks memory of the host, or a limit \
-                 such as `ulimit -v` or that of a container is reached",
+            Cause::Context => write!(
+                f,
+                ". A CUDA context on this GPU takes at least {}: raise the limit",
+                gib(self.context)
             ),
-            Cause::Outside | Cause::KeepFree => {
-                match refusal.cause {
-                    Cause::KeepFree => write!(f, "{refusal}")?,
-                    _ => {
-                        let (left, capacity) = (gib(refusal.left), gib(seen.capacity));
-                        write!(f, "{less}{left} left of {capacity} on the GPU")?;
-                    }
-                }
-                let Some(outside) = refusal.outside else {
-                    return Ok(());
-                };
-                let bytes = outside.bytes;
-                write!(f, "; {} outside of group {}:", gib(bytes), refusal.group)?;
-                let named = names(f, "", seen.holders)?;
-                let comma = if named > 0 { "," } else { "" };
-                write!(f, "{comma} others {}", gib(bytes.saturating_sub(named)))
+            Cause::Standstill => f.write_str(
+                ". All its programs wait for each other's memory: give each a limit of its own",
+            ),
+            _ if refusal.room > 0 => {
+                f.write_str(". A job with a limit of its own begins when its whole limit is free")
             }
-            _ => {
-                write!(f, "{less}{refusal}")?;
-                if refusal.kept > 0 {
-                    write!(f, ", with {} kept for other groups", gib(refusal.kept))?;
-                }
-                let rest = refusal.charged.saturating_add(refusal.kept);
-                let rest = rest.saturating_add(refusal.left);
-                if let beyond @ 1.. = refusal.max.saturating_sub(rest) {
-                    let beyond = gib(beyond);
-                    write!(f, ", and processes hold {beyond} beyond their charges")?;
-                }
-                names(f, "; most is used by", seen.holders)?;
-                match refusal.cause {
-                    Cause::Context => write!(
-                        f,
-                        ". A CUDA context on this GPU takes at least {}: raise the limit",
-                        gib(seen.context)
-                    ),
-                    Cause::Standstill => f.write_str(
-                        ". All its programs wait for each other's memory: give each a limit of \
-                         its own",
-                    ),
-                    _ if refusal.room > 0 => f.write_str(
-                        ". A job with a limit of its own begins when its whole limit is free",
-                    ),
-                    _ => Ok(()),
-                }
-            }
+            _ => Ok(()),
         }
     }
 }

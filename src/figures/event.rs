@@ -9,6 +9,7 @@ use crate::words::{clock::Moment, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
+use gpulimit_group::Refusal;
 use gpulimit_ledger::{Cause, Event, EventKind, HOLDERS, Holding, TrailEvent};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -28,9 +29,8 @@ pub struct Line {
 
 impl Line {
     pub fn time(&self) -> Moment {
-        Moment {
-            unix_ms: self.event.time_us / 1_000,
-        }
+        let unix_ms = self.event.time_us / 1_000;
+        Moment { unix_ms }
     }
 
     /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one.
@@ -82,16 +82,14 @@ impl Line {
     /// holders, it held no more than the smallest of these; if they are unknown, no more than its
     /// group.
     pub fn held(&self) -> u64 {
-        let process = &self.event.what.process;
-        let holders = self.holders();
         // A driver that finds the GPU full is shown with processes outside of the group.
         if self.trail.is_none() || matches!(self.cause(), Some(Cause::Outside | Cause::KeepFree)) {
             return self.event.what.charged;
         }
-        let is_own =
-            |one: &&Holding| one.process.pid == process.pid && one.process.uid == process.uid;
-        let own = holders.iter().find(is_own);
-        let known = own.or(holders.get(HOLDERS - 1));
+        let key = |process: &Identity| (process.pid, process.uid);
+        let is_own = |one: &&Holding| key(&one.process) == key(&self.event.what.process);
+        let own = self.holders().iter().find(is_own);
+        let known = own.or(self.holders().get(HOLDERS - 1));
         known.map_or(0, |one| one.bytes.saturating_add(one.reserve))
     }
 
@@ -138,12 +136,14 @@ impl Line {
     /// Returns the event as JSON. Unless `with_processes`, all that tells of processes and their
     /// users is null.
     pub fn json(&self, driver: Option<&Driver>, with_processes: bool) -> Value {
-        let line = self;
-        let shown = Shown {
-            line,
-            with_processes,
-        };
-        fields::json(Shown::FIELDS, &shown, driver)
+        let mut json = fields::json(FIELDS, self, driver);
+        if !with_processes {
+            for key in ["pid", "uid", "user", "command", "by"] {
+                json[key] = Value::Null;
+            }
+            json["holders"] = Value::Array(Vec::new());
+        }
+        json
     }
 
     pub fn text(&self, driver: Option<&Driver>) -> String {
@@ -211,37 +211,32 @@ impl Line {
         )
     }
 
-    /// Returns whether a limit of the group was the cause of a refusal, as far as it is known.
-    pub fn is_of_group(&self) -> bool {
-        use Cause::{Capacity, Host, KeepFree, Outside};
-        !matches!(self.cause(), Some(Capacity | Host | KeepFree | Outside))
-    }
-
-    /// Returns why the request of a refusal was refused, besides the figures of the limit.
-    pub fn reasons(&self) -> Vec<String> {
-        let Some(refusal) = self.refusal() else {
-            return Vec::new();
+    /// Returns why there was no room for a refused request.
+    pub fn reason(&self) -> Option<String> {
+        let (trail, what) = (self.refusal()?, &self.event.what);
+        let refusal = Refusal {
+            group: &self.title,
+            bytes: trail.takes.max(what.bytes),
+            max: what.max,
+            kept: trail.kept,
+            left: trail.left,
+            cause: trail.cause.unwrap_or_default(),
+            ..Refusal::default()
         };
-        let (left, outside, keep) = (refusal.left, refusal.outside, refusal.kept);
-        let (left, outside, keep) = (gib(left), gib(outside), gib(keep));
-        let cause = match refusal.cause {
-            Some(Cause::Standstill) => "its programs wait for each other".to_owned(),
-            Some(Cause::Context) => "a CUDA context needs more than the limit".to_owned(),
-            Some(Cause::Capacity) => format!("larger than the GPU, which has {left}"),
-            Some(Cause::KeepFree) => format!("keep_free keeps {keep} free: {left} was free"),
-            Some(Cause::Outside) => format!(
-                "by the driver: the GPU had {left} left, and {outside} was used outside of the \
-                 program's groups"
-            ),
-            Some(Cause::Host) => "by the driver, with room in the group and on the GPU: the host \
-                                  had no memory for it"
-                .to_owned(),
-            _ => String::new(),
+        let mut text = match refusal.bytes > what.bytes {
+            true => format!("that takes {}: {refusal}", gib(refusal.bytes)),
+            false => refusal.to_string(),
         };
-        let kept = self.kept(false).filter(|kept| *kept > 0);
-        let kept = kept.map(|kept| format!("{} was kept for other groups", gib(kept)));
-        let cause = Some(cause).filter(|cause| !cause.is_empty());
-        cause.into_iter().chain(kept).collect()
+        text += &match refusal.cause {
+            Cause::Standstill => "; its programs wait for each other".to_owned(),
+            Cause::Context => "; a CUDA context needs more than the limit".to_owned(),
+            Cause::Outside => {
+                let outside = gib(trail.outside);
+                format!(" on the GPU; {outside} outside of the program's groups")
+            }
+            _ => return Some(text),
+        };
+        Some(text)
     }
 
     /// Returns what the trail adds to the text.
@@ -250,7 +245,7 @@ impl Line {
         if let Some(until) = self.until() {
             text += &format!("; {} times until {until}", self.count());
         }
-        for reason in self.reasons() {
+        if let Some(reason) = self.reason() {
             text += &format!("; {reason}");
         }
         if let Some(by) = self.by() {
@@ -284,79 +279,57 @@ fn known(bytes: u64) -> Option<u64> {
     (bytes != u64::MAX).then_some(bytes)
 }
 
-/// A line, perhaps without what tells of processes.
-pub struct Shown<'a> {
-    line: &'a Line,
-    with_processes: bool,
-}
-
-impl<'a> Shown<'a> {
-    fields! { pub FIELDS<'a>(it: Shown<'a>):
-        "time": Time => it.line.time().to_string();
-        /// The full name of the group; null for `outside`.
-        "group": Text => Some(&*it.line.group).filter(|group| !group.is_empty());
-        /// The group root.
-        "root": Text => text::shown_path(&it.line.root);
-        /// The number of the event in its group.
-        "number": Count => it.line.event.number;
-        /// The kind: `gpulimit events --help` lists all.
-        "event": Text => it.line.event.what.kind.name();
-        /// The number of equal events that the line stands for; mostly 1.
-        "count": Count => it.line.count();
-        /// The time of the last of these; null for one.
-        "until": Time => it.line.until().map(|time| time.to_string());
-        "gpu": Device => Cell::Gpu(it.line.device);
-        "pid": Count => it.who(|process| process.pid);
-        "uid": Count => it.who(|process| process.uid);
-        "user": Text => it.who(|process| accounts::user_name(process.uid));
-        "command": Text => it.who(|process| process.command().to_string());
-        /// The memory that the event is about.
-        "bytes": Bytes => known(it.line.event.what.bytes);
-        /// The memory that was charged to the group.
-        "charged": Bytes => it.line.event.what.charged;
-        /// The limit of the group at this time.
-        "max": Bytes => it.line.max();
-        /// The function of the driver that asked for memory.
-        "function": Text => it.line.function();
-        /// The largest users of memory.
-        "holders": Many("holder") => fields::list(HOLDER, it.holders());
-        /// How many processes were asked for memory; only of `asked`.
-        "processes": Count => it.line.counted(EventKind::Asked);
-        /// How long it took until memory was given; only of `given`.
-        "took_ms": Ms => it.line.counted(EventKind::Given);
-        /// The cause of a kill or of a refusal ([concepts.md](concepts.md#events)).
-        "cause": Text => it.line.cause().map(Cause::name);
-        /// What was left for a refused request: of the limit, or of the GPU; only of `refusal`.
-        "left": Bytes => it.line.refusal().and_then(|refusal| known(refusal.left));
-        /// The part of the limit that was kept for other groups; only of `refusal`, but not of one
-        /// with the cause `keep_free`.
-        "kept": Bytes => it.line.kept(false);
-        /// The group of the process, which may be below the group of the event.
-        "home": Text => it.line.home();
-        /// What was used on the GPU outside of the process's groups; only of `refusal`.
-        "outside": Bytes => it.line.refusal().map(|refusal| refusal.outside);
-        /// What `keep_free` keeps; only of `refusal` with this cause.
-        "keep_free": Bytes => it.line.kept(true);
-        /// The process that requested the kill, or suspended or resumed the process.
-        "by": One("holder") => it.by();
-    }
-
-    fn who<T>(&self, of: impl Fn(&Identity) -> T) -> Option<T> {
-        self.with_processes
-            .then(|| of(&self.line.event.what.process))
-    }
-
-    fn holders(&self) -> &[Holding] {
-        match self.with_processes {
-            true => self.line.holders(),
-            false => &[],
-        }
-    }
-
-    fn by(&self) -> Option<Value> {
-        let by = self.line.by().filter(|_| self.with_processes)?;
-        Some(fields::json(HOLDER, by, None))
-    }
+fields! { pub FIELDS(it: Line):
+    "time": Time => it.time().to_string();
+    /// The full name of the group; null for `outside`.
+    "group": Text => Some(&*it.group).filter(|group| !group.is_empty());
+    /// The group root.
+    "root": Text => text::shown_path(&it.root);
+    /// The number of the event in its group.
+    "number": Count => it.event.number;
+    /// The kind: `gpulimit events --help` lists all.
+    "event": Text => it.event.what.kind.name();
+    /// The number of equal events that the line stands for; mostly 1.
+    "count": Count => it.count();
+    /// The time of the last of these; null for one.
+    "until": Time => it.until().map(|time| time.to_string());
+    "gpu": Device => Cell::Gpu(it.device);
+    "pid": Count => it.event.what.process.pid;
+    "uid": Count => it.event.what.process.uid;
+    "user": Text => accounts::user_name(it.event.what.process.uid);
+    "command": Text => it.event.what.process.command().to_string();
+    /// The memory that the event is about.
+    "bytes": Bytes => known(it.event.what.bytes);
+    /// What a refused request would have charged: a pool takes more than its program asks for. Only
+    /// of `refusal`.
+    "takes": Bytes => it.refusal().map(|refusal| refusal.takes.max(it.event.what.bytes));
+    /// The memory that was charged to the group.
+    "charged": Bytes => it.event.what.charged;
+    /// The limit of the group at this time.
+    "max": Bytes => it.max();
+    /// The function of the driver that asked for memory.
+    "function": Text => it.function();
+    /// The largest users of memory.
+    "holders": Many("holder") => fields::list(HOLDER, it.holders());
+    /// How many processes were asked for memory; only of `asked`.
+    "processes": Count => it.counted(EventKind::Asked);
+    /// How long it took until memory was given; only of `given`.
+    "took_ms": Ms => it.counted(EventKind::Given);
+    /// The cause of a kill or of a refusal ([concepts.md](concepts.md#events)).
+    "cause": Text => it.cause().map(Cause::name);
+    /// What was left for a refused request: of the limit, or of the GPU; only of `refusal`.
+    "left": Bytes => it.refusal().and_then(|refusal| known(refusal.left));
+    /// The part of the limit that was kept for other groups; only of `refusal`, but not of one
+    /// with the cause `keep_free`.
+    "kept": Bytes => it.kept(false);
+    /// The group of the process, which may be below the group of the event.
+    "home": Text => it.home();
+    /// What was used on the GPU outside of the process's groups; only of `refusal`.
+    "outside": Bytes => it.refusal().map(|refusal| refusal.outside);
+    /// What `keep_free` keeps; only of `refusal` with this cause.
+    "keep_free": Bytes => it.kept(true);
+    /// The process that requested the kill, or suspended or resumed the process.
+    "by": One("holder") => it.by().map(|by| fields::json(HOLDER, by, None));
 }
 
 fields! { pub HOLDER(it: Holding):

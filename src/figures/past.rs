@@ -83,16 +83,14 @@ pub fn trend(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Option<Trend> 
 
 /// Returns the member whose floor rises fastest.
 fn grower(ledger: &Ledger, device: DeviceIndex) -> Option<Grower> {
-    let growers = ledger
-        .processes(&NoWitness)
-        .into_iter()
-        .filter_map(|process| {
-            let mut floors = ledger.floors(process.slot, device);
-            if let Some((_, last)) = floors.last_mut() {
-                *last = process.on(device).charged.min(*last);
-            }
-            Grower::of(process.identity, &floors).filter(|_| process.alive)
-        });
+    let members = ledger.processes(&NoWitness).into_iter();
+    let growers = members.filter_map(|process| {
+        let mut floors = ledger.floors(process.slot, device);
+        if let Some((_, last)) = floors.last_mut() {
+            *last = process.on(device).charged.min(*last);
+        }
+        Grower::of(process.identity, &floors).filter(|_| process.alive)
+    });
     growers.max_by(|one, other| one.rate.total_cmp(&other.rate))
 }
 

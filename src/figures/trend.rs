@@ -11,6 +11,7 @@
 //!
 //! The rate is the median of the slopes between all pairs of floors in the window (Theil–Sen).
 
+use super::event::who;
 use super::fields::{self, fields};
 use crate::words::clock::coarse;
 use gpulimit_base::identity::Identity;
@@ -203,15 +204,9 @@ impl Trend {
             said += &format!(", full in {}", coarse(time));
         }
         said += &format!("; may leak: the floor has risen for {}", coarse(self.time));
-        if let Some(Grower {
-            process,
-            time,
-            rate,
-        }) = &self.process
-        {
-            let (pid, command) = (process.pid, process.command());
-            let (rate, time) = (speed(*rate), coarse(*time));
-            said += &format!("; pid {pid} ({command}) has grown {rate} for {time}");
+        if let Some(grower) = &self.process {
+            let (rate, time) = (speed(grower.rate), coarse(grower.time));
+            said += &format!("; {} has grown {rate} for {time}", who(&grower.process));
         }
         said
     }

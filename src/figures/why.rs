@@ -25,7 +25,6 @@ use gpulimit_policy as policy;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -109,16 +108,6 @@ pub struct Holder {
     pub may_suspend: bool,
 }
 
-/// Formats the process: `process 4711 (python)`.
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.pid {
-            Some(pid) => write!(f, "process {pid} ({})", self.command),
-            None => write!(f, "a process ({}) of another pid namespace", self.command),
-        }
-    }
-}
-
 /// Returns whether the process of a refusal has got as much within a second: nothing has failed.
 pub fn has_recovered(refusal: &Line, lines: &[Line]) -> bool {
     lines.iter().any(|line| {
@@ -154,13 +143,9 @@ impl Now {
         let index = groups::index(id, driver);
         let (refused, is_host) = (&line.event.what, line.cause() == Some(Cause::Host));
         let levels = levels(line, id, &near, driver);
-        let (holders, waits) = users(line, id, (selection, views), driver);
-        let is_before = |one: &&Waiter| levels.iter().any(|level| level.name == one.line);
-        let before: Vec<u64> = waits
-            .iter()
-            .filter(is_before)
-            .map(|one| one.bytes)
-            .collect();
+        let (holders, mut waits) = users(line, id, (selection, views), driver);
+        waits.retain(|one| levels.iter().any(|level| level.name == one.line));
+        let before = (waits.len(), sum(waits.iter().map(|one| one.bytes)));
         let lacks = || obstacles::of_memory(&[(refused.process.pid, refused.bytes)]);
         let remedy = |lack: Obstacle| format!("{lack}: {}", lack.remedy);
         let mut now = Self {
@@ -172,7 +157,7 @@ impl Now {
             beside,
             levels,
             holders,
-            line: (!before.is_empty()).then(|| (before.len(), sum(before))),
+            line: Some(before).filter(|(count, _)| *count > 0),
             host: is_host.then(|| lacks().into_iter().map(remedy).collect()),
             pytorch: pytorch::Note::of(line, selection),
             outside: outside_of(),
@@ -205,21 +190,16 @@ impl Now {
 /// Returns the bytes that the program of a refusal needs to go on, in whole blocks, and the part of
 /// them that cannot be smaller.
 fn needs(line: &Line, has_ended: bool) -> (u64, u64) {
-    let (bytes, function) = (line.event.what.bytes, line.function());
-    let held = match has_ended {
-        true => line.held().saturating_add(RESERVE),
-        false => 0,
-    };
-    let is_pool = function.is_some_and(|name| name.contains("Async"));
-    let beside = held.saturating_add(if is_pool { POOL } else { 0 });
+    let (bytes, function) = (line.event.what.bytes, line.function().unwrap_or("cuMem"));
+    let held = line.held().saturating_add(RESERVE);
+    let pool = if function.contains("Async") { POOL } else { 0 };
+    let beside = pool.saturating_add(if has_ended { held } else { 0 });
     let need = bytes.saturating_add(beside);
+    let need = need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need);
     // Contexts and code have the size that they have.
-    let varies = ["cuMem", "cuArray", "cuMipmapped"];
-    let is_fixed = function.is_some_and(|name| !varies.iter().any(|it| name.starts_with(it)));
-    (
-        need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need),
-        if is_fixed { need } else { beside },
-    )
+    let mut varies = ["cuMem", "cuArray", "cuMipmapped"].iter();
+    let varies = varies.any(|begin| function.starts_with(begin));
+    (need, if varies { beside } else { need })
 }
 
 /// Returns the words in front of a command that must not be a part of the caller's own job.

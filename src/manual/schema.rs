@@ -25,7 +25,7 @@ fn schema() -> String {
         ("ps --outside", listed("outside", "outsider")),
         ("ps --by user", listed("users", "user")),
         ("top", top),
-        ("events", object(event::Shown::FIELDS)),
+        ("events", object(event::FIELDS)),
         ("history", listed("histories", "past")),
         ("report", listed("uses", "use")),
         ("group", object(figures::FIELDS)),

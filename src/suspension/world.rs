@@ -6,7 +6,7 @@ use super::subjects::{Subject, moved};
 use crate::groups::{self, above::protected_in, sizes};
 use crate::machine::{nvml, obstacles::is_frozen};
 use crate::shown::output;
-use crate::words::{clock::rough_span, failure::Failure};
+use crate::words::{clock::rough_span, failure::Failure, text::apart};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;
@@ -405,12 +405,11 @@ impl<'a> Machine<'a> {
         if coming.processes < 2 || coming.bytes <= room {
             return Ok(());
         }
+        let [bytes, room] = apart([coming.bytes, room]);
+        let gpu = groups::label(id, Some(&self.checkpoints.gpus));
         Err(Failure::new(format_args!(
             "{bytes} come back to GPU {gpu}, more than the {room} that it has: resume fewer \
-             processes at once with --pid; all processes stay suspended",
-            bytes = gib(coming.bytes),
-            gpu = groups::label(id, Some(&self.checkpoints.gpus)),
-            room = gib(room),
+             processes at once with --pid; all processes stay suspended"
         )))
     }
 
@@ -503,13 +502,13 @@ impl Arrival {
         if bytes.saturating_add(kept) <= max {
             return Ok(());
         }
+        let [bytes, left] = apart([bytes, max.saturating_sub(kept)]);
         let limit = match kept {
-            0 => format!("its limit of {}: raise the limit", gib(max)),
-            kept => format!(
-                "the {left} that its limit of {max} leaves beside what `min` keeps for other \
-                 groups: raise the limit, lower `min`",
-                left = gib(max.saturating_sub(kept)),
-                max = gib(max)
+            0 => format!("its limit of {left}: raise the limit"),
+            _ => format!(
+                "the {left} that its limit of {} leaves beside what `min` keeps for other groups: \
+                 raise the limit, lower `min`",
+                gib(max)
             ),
         };
         let fewer = match several {
@@ -522,7 +521,6 @@ impl Arrival {
         };
         Err(Failure::new(format_args!(
             "{bytes} come back in group '{name}' on GPU {gpu}{counted}, more than {limit}{fewer}",
-            bytes = gib(bytes),
             name = self.group.name(),
             gpu = groups::label(self.id, Some(gpus)),
         )))

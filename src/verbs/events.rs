@@ -79,9 +79,9 @@ fn user(text: &str) -> Result<u32, &'static str> {
 }
 
 fn kind(text: &str) -> Result<EventKind, String> {
-    let known = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
-    known.ok_or_else(|| {
-        let names = EventKind::ALL.map(EventKind::name);
+    let known = EventKind::ALL.into_iter().find(|(_, name)| *name == text);
+    known.map(|(kind, _)| kind).ok_or_else(|| {
+        let names = EventKind::ALL.map(|(_, name)| name);
         format!("expected one of {}", names.join(", "))
     })
 }

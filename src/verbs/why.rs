@@ -43,15 +43,14 @@ Without a group and a process, the last refusal of your own programs is
 explained; for root, that of any program. A refusal after which the program got
 as much within a second is skipped.
 
-The first part is the record of the refusal: what was asked for, which group
-had no room, what was left there, and the processes that held the most memory.
-The second part is how full the groups and the GPU are now, with advice, the
-best first. Advice is given only if it makes room for the request, and if you
-can follow it:
+`Then` is the record of the refusal: what was asked for, what was left where,
+and which processes held the most. `Now` shows how full the groups and the GPU
+are, with advice that makes room and that you can follow, the best first:
 
   again    there is room now
   expand   let PyTorch use what it has reserved
   raise    raise the limit that has no room
+  lower    lower keep_free, which leaves no room
   suspend  move the memory of a process to the host
   end      end programs of yours
   wait     wait until others have ended
@@ -66,11 +65,8 @@ Examples:
   gpulimit why --pid 4711 --json | jq '.now.advice[0]'";
 
 /// Of a program under `run --explain`, without a note.
-const UNHEARD: &str = "\
-  PyTorch noted nothing: --explain does nothing in a Python with -I, -E or -S,
-  in an isolated one, and in other programs
-
-";
+const UNHEARD: &str = "PyTorch noted nothing: --explain does nothing in a Python with -I, -E or \
+                       -S, in an isolated one, and in other programs";
 
 /// Explains the refusal.
 pub fn why(args: &Args) -> Result<ExitCode, Failure> {
@@ -131,8 +127,8 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(now) = &now {
         let is_unheard = || last.refusal().is_some_and(|refusal| refusal.is_unheard);
         match &now.pytorch {
-            Some(note) if note.reserved > 0 => text += &format!("  {note}\n\n"),
-            None if is_unheard() => text += UNHEARD,
+            Some(note) if note.reserved > 0 => text += &paragraph("  ", &format!("{note}\n")),
+            None if is_unheard() => text += &paragraph("  ", &format!("{UNHEARD}\n")),
             _ => {}
         }
         text += &said(now, &advice);
@@ -164,37 +160,22 @@ fn nothing(args: &Args, has_recovered: bool) -> String {
 /// Formats what the record of a refusal says.
 fn then(line: &Line, driver: Option<&Driver>) -> String {
     let what = &line.event.what;
-    let by = line.function().map(|name| format!(" by {name}"));
-    let gpu = line
-        .device
-        .map(|id| format!(" on GPU {}", groups::label(id, driver)));
-    let asked = format!(
-        "{} of {} asked for {}{}{}",
-        who(&what.process),
-        accounts::user_name(what.process.uid),
-        gib(what.bytes),
-        by.unwrap_or_default(),
-        gpu.unwrap_or_default()
-    );
-    let limit = line.is_of_group().then(|| {
-        let left = line.refusal().map_or(u64::MAX, |refusal| refusal.left);
-        let left = match left {
-            u64::MAX => "an unknown part".to_owned(),
-            left => format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
-        };
-        format!("{} had {left} left of {}", line.title, gib(what.max))
-    });
+    let (who, user) = (who(&what.process), accounts::user_name(what.process.uid));
+    let mut asked = format!("{who} of {user} asked for {}", gib(what.bytes));
+    if let Some(name) = line.function() {
+        asked += &format!(" by {name}");
+    }
+    if let Some(id) = line.device {
+        asked += &format!(" on GPU {}", groups::label(id, driver));
+    }
     let count = line.count();
     let repeats = (count > 1).then(|| format!("{count} requests like that were refused"));
-    let reasons = limit.into_iter().chain(line.reasons()).chain(repeats);
-    let reasons = reasons.collect::<Vec<_>>().join("; ");
-    let table = Table::of(HOLDER, line.holders(), driver);
-    let table = match table.has_rows() {
-        true => indented(&table.render()),
-        false => String::new(),
-    };
-    let [asked, reasons] = [asked, reasons].map(|it| paragraph("  ", &it));
-    format!("Then, {}:\n{asked}{reasons}{table}\n", line.time())
+    let reasons: Vec<String> = line.reason().into_iter().chain(repeats).collect();
+    let holders = Table::of(HOLDER, line.holders(), driver);
+    let holders = holders.has_rows().then(|| indented(&holders.render()));
+    let [asked, reasons] = [asked, reasons.join("; ")].map(|it| paragraph("  ", &it));
+    let holders = holders.unwrap_or_default();
+    format!("Then, {}:\n{asked}{reasons}{holders}\n", line.time())
 }
 
 /// Formats how full things are now, and the advice.
@@ -206,11 +187,8 @@ fn said(now: &Now, advice: &[Advice]) -> String {
             0 => "",
             _ => ": ask the administrator of the groups",
         };
-        let lacks = now.shortages();
-        text += &paragraph(
-            "  ",
-            &format!("{lacks}, and no single step of yours makes room{ask}"),
-        );
+        let none = "and no single step of yours makes room";
+        text += &paragraph("  ", &format!("{}, {none}{ask}", now.shortages()));
     }
     for (at, advice) in advice.iter().enumerate() {
         text += &paragraph(&format!("  {}. ", at + 1), &advice.text);

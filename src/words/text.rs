@@ -1,6 +1,7 @@
 //! Parts of texts for people.
 
 use gpulimit_base::name::hide_secrets;
+use gpulimit_base::units::gib;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::Path;
@@ -26,6 +27,15 @@ pub fn some_paths(all: &[impl AsRef<Path>]) -> String {
     some(&all.iter().map(escaped).collect::<Vec<_>>())
 }
 
+/// Formats two byte counts: in bytes, if they differ and would read the same.
+pub fn apart(counts: [u64; 2]) -> [String; 2] {
+    let texts = counts.map(|bytes| gib(bytes).to_string());
+    match counts[0] != counts[1] && texts[0] == texts[1] {
+        true => counts.map(|bytes| format!("{bytes} B")),
+        false => texts,
+    }
+}
+
 /// Returns a word as a shell reads it.
 pub fn quoted(word: &OsStr) -> String {
     let word = word.to_string_lossy();
@@ -47,4 +57,17 @@ pub fn without_secrets(text: &str) -> String {
 /// Returns a path for printing, without secret names.
 pub fn shown_path(path: &Path) -> String {
     without_secrets(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_differ_read_differently() {
+        assert_eq!(apart([3 << 30, 2 << 30]), ["3.0 GiB", "2.0 GiB"]);
+        assert_eq!(apart([2 << 30, 2 << 30]), ["2.0 GiB", "2.0 GiB"]);
+        let close = ["2147487744 B", "2147483648 B"];
+        assert_eq!(apart([(2 << 30) + 4096, 2 << 30]), close);
+    }
 }

@@ -470,7 +470,9 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
     assert!(all[0]["time"].as_str() <= Some(until), "{}", all[0]);
     let out = place.said(&["events", "a"]);
     assert!(
-        out.contains(&format!("charged; 200 times until {until}; by cuMemAlloc")),
+        out.contains(&format!(
+            "charged; 200 times until {until}; 1.0 GiB left of 1.0 GiB in a; by cuMemAlloc"
+        )),
         "{out}"
     );
     // Readers who follow get later events one by one.

@@ -332,8 +332,8 @@ fn an_unsafe_root_is_refused() {
 fn help_names_every_event_and_describes_the_own_verb() {
     let place = Place::new();
     let events = place.said(&["events", "--help"]);
-    for kind in EventKind::ALL {
-        let line = format!("  {:<8} ", kind.name());
+    for (_, name) in EventKind::ALL {
+        let line = format!("  {name:<8} ");
         assert!(events.lines().any(|it| it.starts_with(&line)), "{line}");
     }
     let uninstall = place.said(&["uninstall", "--help"]);

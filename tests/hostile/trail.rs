@@ -60,6 +60,7 @@ fn forge(ledger: &Ledger) {
             outside: u64::MAX,
             kept: u64::MAX,
             home: group,
+            takes: u64::MAX,
             is_unheard: true,
             owner: None,
         };

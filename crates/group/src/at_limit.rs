@@ -557,18 +557,18 @@ impl<'a> Request<'a, '_> {
         let lack = self.lack.get();
         Refusal {
             group: &station.name,
+            bytes: self.bytes,
             charged: refused.charged,
             max: refused.max,
             kept: lack.map_or(kept, |lack| lack.keep),
             left: lack.map_or(left, |lack| lack.free),
-            room: 0,
             waited: self.waited.get(),
             cause: match self.is_stuck.get() {
                 _ if lack.is_some() => Cause::KeepFree,
                 true => Cause::Standstill,
                 false => Cause::Limit,
             },
-            outside: None,
+            ..Refusal::default()
         }
     }
 }

@@ -7,6 +7,7 @@ use super::{Group, GroupError, Kind, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::units::gib;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
     Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness,
@@ -107,10 +108,12 @@ pub struct Holder {
 }
 
 /// A refusal: a charge that a group did not allow.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Refusal<'a> {
     /// The name of the group that refused.
     pub group: &'a str,
+    /// The bytes that the group was asked for; 0 if the refusal was decided without that.
+    pub bytes: u64,
     /// The bytes that were charged in the group at the moment of the refusal.
     pub charged: u64,
     /// The group's limit at the moment of the refusal, in bytes.
@@ -132,19 +135,28 @@ pub struct Refusal<'a> {
     pub outside: Option<&'a Outside>,
 }
 
+/// Formats why there was no room: `976.0 MiB left of 3.0 GiB in lab`.
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use gpulimit_base::units::gib;
-        if self.cause == Cause::KeepFree {
-            let (keep, free) = (gib(self.kept), gib(self.left));
-            return write!(
-                f,
-                "keep_free of {} keeps {keep} free: {free} was free",
-                self.group
-            );
+        let Self { group, bytes, .. } = *self;
+        let [max, kept, left] = [self.max, self.kept, self.left].map(gib);
+        let less = left.less_than(bytes);
+        match self.cause {
+            Cause::Capacity => write!(f, "the GPU has {left}"),
+            Cause::Host => f.write_str(
+                "the group and the GPU have room. The driver lacks memory of the host, or a limit \
+                 such as `ulimit -v` or that of a container is reached",
+            ),
+            Cause::KeepFree => write!(f, "keep_free of {group} keeps {kept} free: {left} was free"),
+            Cause::Outside => write!(f, "{less}{left} left"),
+            _ => {
+                write!(f, "{less}{left} left of {max} in {group}")?;
+                match self.kept {
+                    0 => Ok(()),
+                    _ => write!(f, ", with {kept} kept for other groups"),
+                }
+            }
         }
-        let (left, max) = (gib(self.left), gib(self.max));
-        write!(f, "{left} left of {max} in {}", self.group)
     }
 }
 
@@ -448,10 +460,8 @@ impl Member {
             max: station.max(device, index),
             kept: keep,
             left: free,
-            room: 0,
-            waited: 0,
             cause: Cause::KeepFree,
-            outside: None,
+            ..Refusal::default()
         })
     }
 
@@ -743,6 +753,7 @@ impl Member {
             cause: Some(refusal.cause),
             left: refusal.left,
             kept: refusal.kept,
+            takes: refusal.bytes,
             outside: outside.bytes,
             holders: outside.holders,
             is_unheard: self.is_unheard,

@@ -4,9 +4,7 @@ use super::descent::Descent;
 use super::*;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
-use gpulimit_ledger::{
-    Category, Cause, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness,
-};
+use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
 use gpulimit_limits::{Key, OnLimit, Oom, Selector};
 use gpulimit_support::{Running, Scratch, patience, wait_until};
 use std::cell::Cell;
@@ -141,20 +139,21 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
     charge(&alices, 5).expect("room");
     let refused = |group, charged, max| Refusal {
         group,
+        bytes: 2 * UNIT,
         charged: charged * UNIT,
         max: max * UNIT,
-        kept: 0,
         left: (max - charged) * UNIT,
-        room: 0,
-        waited: 0,
-        cause: Cause::Limit,
-        outside: None,
+        ..Refusal::default()
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
     let counted = (alices.0).count_refusal(&alices.1, "cuMemAlloc", 2 * UNIT, &refusal);
     assert_eq!(counted.0, 1);
-    assert_eq!(charge(&alices, 4), Err(refused("lab/alice", 5, 8)));
+    let refusal = Refusal {
+        bytes: 4 * UNIT,
+        ..refused("lab/alice", 5, 8)
+    };
+    assert_eq!(charge(&alices, 4), Err(refusal));
     assert_eq!(units(&alices), [5, 5]);
     assert_eq!(
         refused("lab", 1 << 18, 1 << 19).to_string(),

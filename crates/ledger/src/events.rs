@@ -47,23 +47,23 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// All kinds.
-    pub const ALL: [Self; 15] = [
-        Self::Refusal,
-        Self::Wait,
-        Self::Granted,
-        Self::High,
-        Self::Reap,
-        Self::Kill,
-        Self::Limits,
-        Self::Oom,
-        Self::Asked,
-        Self::Given,
-        Self::Suspend,
-        Self::Resume,
-        Self::Lost,
-        Self::Recovered,
-        Self::Outside,
+    /// All kinds with their names, as users see them.
+    pub const ALL: [(Self, &'static str); 15] = [
+        (Self::Refusal, "refusal"),
+        (Self::Wait, "wait"),
+        (Self::Granted, "granted"),
+        (Self::High, "high"),
+        (Self::Reap, "reap"),
+        (Self::Kill, "kill"),
+        (Self::Limits, "limits"),
+        (Self::Oom, "oom"),
+        (Self::Asked, "asked"),
+        (Self::Given, "given"),
+        (Self::Suspend, "suspend"),
+        (Self::Resume, "resume"),
+        (Self::Lost, "lost"),
+        (Self::Recovered, "recovered"),
+        (Self::Outside, "outside"),
     ];
 
     /// Returns the word `count` of an event; 0 for kinds that do not have it.
@@ -75,24 +75,9 @@ impl EventKind {
     }
 
     /// Returns the name of the event kind, as users see it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Refusal => "refusal",
-            Self::Wait => "wait",
-            Self::Granted => "granted",
-            Self::High => "high",
-            Self::Reap => "reap",
-            Self::Kill => "kill",
-            Self::Limits => "limits",
-            Self::Oom => "oom",
-            Self::Asked => "asked",
-            Self::Given => "given",
-            Self::Suspend => "suspend",
-            Self::Resume => "resume",
-            Self::Lost => "lost",
-            Self::Recovered => "recovered",
-            Self::Outside => "outside",
-        }
+    pub fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(kind, _)| *kind == self);
+        named.map_or("", |(_, name)| name)
     }
 }
 
@@ -160,9 +145,8 @@ pub(super) fn pack(kind: EventKind, device: Option<DeviceIndex>) -> u64 {
 /// Returns the kind and the device of a word that [`pack`] has made; `None` for an unknown kind.
 fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
     let kind = what & ((1 << DEVICE_SHIFT) - 1);
-    let kind = EventKind::ALL
-        .into_iter()
-        .find(|known| *known as u64 == kind)?;
+    let mut all = EventKind::ALL.into_iter().map(|(kind, _)| kind);
+    let kind = all.find(|known| *known as u64 == kind)?;
     let device = ((what >> DEVICE_SHIFT) as usize).checked_sub(1);
     Some((kind, device.and_then(DeviceIndex::new)))
 }
@@ -265,7 +249,7 @@ mod tests {
         let scratch = Scratch::new();
         let devices = [None, DeviceIndex::new(0), DeviceIndex::new(31)];
         let before = std::time::SystemTime::now();
-        for kind in EventKind::ALL {
+        for (kind, _) in EventKind::ALL {
             for device in devices {
                 scratch.record(&Happening {
                     kind,
@@ -286,7 +270,7 @@ mod tests {
         let events = scratch.events(0);
         let wanted = EventKind::ALL
             .iter()
-            .flat_map(|kind| devices.map(|device| (*kind, device)));
+            .flat_map(|(kind, _)| devices.map(|device| (*kind, device)));
         assert!(
             events
                 .iter()
@@ -358,7 +342,7 @@ mod tests {
 
     #[test]
     fn event_kinds_have_distinct_names() {
-        let names: std::collections::BTreeSet<_> = EventKind::ALL.map(EventKind::name).into();
+        let names: std::collections::BTreeSet<_> = EventKind::ALL.map(|(_, name)| name).into();
         assert_eq!(names.len(), EventKind::ALL.len());
         assert_eq!(EventKind::Kill.name(), "kill");
     }

@@ -8,7 +8,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::UNIT;
-use super::layout::{FLOORS, LINE_DEVICES};
+use super::layout::{FLOORS, Floors, LINE_DEVICES};
 use super::{DeviceIndex, Ledger, history, os};
 
 /// Length of a period in seconds.
@@ -17,23 +17,14 @@ const PERIOD: u64 = 300;
 const NUMBER_BITS: u32 = 27;
 
 /// Returns the word of a device for a period, and the key that the word has then.
-fn word(
-    floors: &[[AtomicU64; FLOORS]; LINE_DEVICES],
-    device: DeviceIndex,
-    period: u64,
-) -> (&AtomicU64, u64) {
+fn word(floors: &Floors, device: DeviceIndex, period: u64) -> (&AtomicU64, u64) {
     let ring = &floors[device.get() % LINE_DEVICES];
     let key = (device.get() / LINE_DEVICES) as u64;
     (&ring[period as usize % FLOORS], key << NUMBER_BITS | period)
 }
 
 /// Notes that a member had charged these units at a time, in seconds since 1970.
-pub(super) fn note(
-    floors: &[[AtomicU64; FLOORS]; LINE_DEVICES],
-    device: DeviceIndex,
-    second: u64,
-    units: u64,
-) {
+pub(super) fn note(floors: &Floors, device: DeviceIndex, second: u64, units: u64) {
     let (word, key) = word(floors, device, second / PERIOD);
     history::change(word, key, |known| {
         known.is_none_or(|known| units < known).then_some(units)
@@ -41,7 +32,7 @@ pub(super) fn note(
 }
 
 /// Empties the floors of a slot.
-pub(super) fn clear(floors: &[[AtomicU64; FLOORS]; LINE_DEVICES]) {
+pub(super) fn clear(floors: &Floors) {
     for word in floors.iter().flatten() {
         word.store(0, Ordering::Relaxed);
     }
@@ -70,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_word_keeps_the_smallest_charge_of_one_device_and_period() {
-        let floors: [[AtomicU64; FLOORS]; LINE_DEVICES] = Default::default();
+        let floors: Floors = Default::default();
         let device = |index| DeviceIndex::new(index).expect("a device");
         let known = |index, second: u64| {
             let (word, key) = word(&floors, device(index), second / PERIOD);

@@ -36,6 +36,8 @@ pub(super) const LINE_DEVICES: usize = 4;
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
 /// Number of periods of which a slot keeps the owner's smallest charge.
 pub(super) const FLOORS: usize = 12;
+/// The words for the floors of the devices of a line.
+pub(super) type Floors = [[AtomicU64; FLOORS]; LINE_DEVICES];
 /// Length of the name of the owner's program in a slot, in 64-bit words.
 pub(super) const COMMAND_WORDS: usize = 8;
 /// Length of the name of the owner's group in a slot, in 64-bit words.
@@ -360,7 +362,7 @@ pub(super) struct SlotPage {
     spare_low: [AtomicU64; 3],
     pub gate: Gate,
     /// The smallest charges of the last hour, by device and time: see `floors`.
-    pub floors: [[AtomicU64; FLOORS]; LINE_DEVICES],
+    pub floors: Floors,
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -454,7 +456,9 @@ pub(super) struct TrailEntry {
     /// The end of the name of the process's own group below the group of the event, padded with
     /// zeros.
     pub home: [AtomicU64; TRAIL_GROUP_WORDS],
-    spare: [AtomicU64; 19],
+    /// See [`super::Details::takes`].
+    pub takes: AtomicU64,
+    spare: [AtomicU64; 18],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.

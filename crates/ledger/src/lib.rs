@@ -76,7 +76,7 @@ pub use uncovered::{Compared, Figures, uncovered};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Standstill, Turn};
 
-use atomic::{AtomicU64, Ordering};
+use atomic::{AtomicU64, Ordering, Word};
 use charge::Charged;
 use gpulimit_base::device::DeviceId;
 use layout::{ChargeLine, Content, Header, LINE_DEVICES, Signals};
@@ -415,12 +415,8 @@ impl Ledger {
         let explained = &self.header().explained;
         let (before, now) = (explained.load(Ordering::Relaxed), os::boot_ms().max(1));
         let is_due = before == 0 || lasts && now.abs_diff(before) >= APART_MS;
-        let (order, write) = (Ordering::Relaxed, self.map.writable());
-        is_due
-            && write
-            && explained
-                .compare_exchange(before, now, order, order)
-                .is_ok()
+        let take = || explained.replace(before, now, Ordering::Relaxed).is_ok();
+        is_due && self.map.writable() && take()
     }
 
     /// Adds an event to the ring buffer, and to the trail if the ledger has one. In a full buffer,

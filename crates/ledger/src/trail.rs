@@ -16,7 +16,7 @@ use super::{DeviceIndex, Event, Happening, Ledger, charge, os, stamp};
 use gpulimit_base::identity::Identity;
 
 /// Why a process was killed, or a request refused.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 #[repr(u64)]
 pub enum Cause {
     /// The group had no room for a request, and its options say that processes are killed then.
@@ -24,6 +24,7 @@ pub enum Cause {
     /// A user has sent a signal to the process.
     Command = 2,
     /// The request did not fit in the group's limit.
+    #[default]
     Limit = 3,
     /// The request did not fit in the group's limit, and the processes that hold the memory wait
     /// for each other.
@@ -136,6 +137,9 @@ pub struct Details<'a> {
     /// The name of the process's own group relative to the group of the event; empty for that
     /// group itself.
     pub home: &'a str,
+    /// For a refusal, the bytes that would have been charged: a pool grows in steps, and takes more
+    /// than the program asks for.
+    pub takes: u64,
     /// Whether the program runs under `gpulimit run --explain`, and its Python, if any, has not
     /// read our file.
     pub is_unheard: bool,
@@ -172,6 +176,8 @@ pub struct TrailEvent {
     pub kept: u64,
     /// See [`Details::home`]. Like [`Self::group`].
     pub home: String,
+    /// See [`Details::takes`].
+    pub takes: u64,
     /// See [`Details::is_unheard`].
     pub is_unheard: bool,
     /// See [`Details::owner`].
@@ -237,6 +243,7 @@ impl Ledger {
             function: padded(details.function.as_bytes()),
             group: end_of(details.group.as_bytes()),
         };
+        let owner = details.owner.map_or(0, |uid| u64::from(uid) + 1);
         let write = |entry: &TrailEntry, first_us| {
             entry.event.store(first_us, happening, details.count);
             for (word, value) in [
@@ -244,11 +251,9 @@ impl Ledger {
                 (&entry.cause, key.cause),
                 (&entry.left, details.left),
                 (&entry.outside, details.outside),
-                (
-                    &entry.owner,
-                    details.owner.map_or(0, |uid| u64::from(uid) + 1),
-                ),
+                (&entry.owner, owner),
                 (&entry.kept, details.kept),
+                (&entry.takes, details.takes),
                 (&entry.is_unheard, details.is_unheard.into()),
             ] {
                 word.store(value, Ordering::Relaxed);
@@ -388,6 +393,7 @@ impl TrailEntry {
             left: read(&self.left),
             outside: read(&self.outside),
             kept: read(&self.kept),
+            takes: read(&self.takes),
             is_unheard: read(&self.is_unheard) != 0,
             owner: (read(&self.owner).checked_sub(1)).and_then(|uid| uid.try_into().ok()),
             repeats,
@@ -458,10 +464,9 @@ const fn place(number: u64) -> usize {
 /// Returns bytes padded with zeros. Bytes that do not fit are cut off.
 fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut padded = [0; N];
-    padded
-        .iter_mut()
-        .zip(bytes)
-        .for_each(|(to, from)| *to = *from);
+    for (to, from) in padded.iter_mut().zip(bytes) {
+        *to = *from;
+    }
     padded
 }
 

@@ -261,7 +261,7 @@ impl Making {
         let grown = after.saturating_sub(before);
         let below = device.below();
         if grown > 0 && (measured.overrun > 0 || below.is_some()) {
-            device.refuse_for(symbol, grown, below);
+            device.refuse(symbol, grown, below);
         } else if self.make_whole(grown).is_ok() {
             self.enter(handle, context, Memory::Packed { least, most });
             return Ok(status);

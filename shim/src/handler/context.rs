@@ -143,7 +143,7 @@ fn make(
                 drop((alone, entered));
                 return Ok(make(call, kind, ordinal, real, made, undo, grown));
             }
-            device.refuse_for(call.symbol, grown, below);
+            device.refuse(call.symbol, grown, below);
             return Err(Aside::Refused);
         }
         Ok(status)

@@ -122,7 +122,7 @@ fn set_stack(
             real(before as usize);
             device.kernels.set(context, before);
             device.measure();
-            device.refuse(call.symbol, measured.used.saturating_sub(used));
+            device.refuse(call.symbol, measured.used.saturating_sub(used), None);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // The context's local memory has shrunk, but the measurement above used the old amount as a

@@ -76,7 +76,7 @@ pub fn judge(
     }
     undo();
     device.measure();
-    device.refuse_for(call.symbol, measured.used.saturating_sub(before), below);
+    device.refuse(call.symbol, measured.used.saturating_sub(before), below);
     CUDA_ERROR_OUT_OF_MEMORY
 }
 

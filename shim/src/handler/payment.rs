@@ -56,7 +56,7 @@ impl<G> Payment<'_, G> {
                 }
             }
             if rounds == ROUNDS {
-                return Err(device.refuse(call.symbol, due));
+                return Err(device.refuse(call.symbol, due, None));
             }
             rounds += 1;
             insist(call, &mut paid, due, self.is_due)?;

@@ -173,7 +173,7 @@ fn allocate_unknown(
         if whole || settle_growth(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
         } else {
-            device.refuse(call.symbol, bytesize as u64);
+            device.refuse(call.symbol, bytesize as u64, None);
             stays = false;
         }
     }
@@ -321,7 +321,7 @@ impl Allocation {
                                 return Ok(status);
                             }
                             take_back(call.symbol, device, pool, growth, dptr, stream);
-                            return Err(device.refuse_for(call.symbol, bytes, below).into());
+                            return Err(device.refuse(call.symbol, bytes, below).into());
                         }
                         (status, false) => status,
                     }
@@ -335,7 +335,7 @@ impl Allocation {
             // A managed pool keeps the memory of an undone allocation, so a second try would
             // measure nothing.
             if tries == TRIES || pool.managed {
-                return Err(device.refuse(call.symbol, bytes).into());
+                return Err(device.refuse(call.symbol, bytes, None).into());
             }
             // Waits for room for the growth and for new headroom. Another thread may still take the
             // room first.

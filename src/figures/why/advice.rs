@@ -36,6 +36,24 @@ impl Advice {
         }
     }
 
+    /// Returns advice about processes, with what they use of the first full place.
+    fn about(found: &[&Holder], full: &[Level], what: &'static str, begin: &str) -> Self {
+        let bytes = sum(found.iter().map(|one| one.in_use));
+        let names: Vec<String> = found.iter().map(|one| one.said()).collect();
+        let names = match found {
+            [first, _, _, _, ..] => {
+                let (first, count, all) = (first.name(), found.len() - 1, gib(bytes));
+                format!("{first} and {count} others, which use {all} in all")
+            }
+            _ => names.join(" and "),
+        };
+        let text = format!("{begin} {names}; {} lacks room", full[0].title());
+        Self {
+            pids: found.iter().filter_map(|one| one.pid).collect(),
+            ..Self::new(what, "in_use", bytes, text)
+        }
+    }
+
     /// Adds the command that follows the advice.
     fn by(self, command: String) -> Self {
         let command = Some(command);
@@ -65,17 +83,21 @@ impl Level {
 }
 
 impl Holder {
+    /// Names the process: `process 4711 (python)`.
+    fn name(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("process {pid} ({})", self.command),
+            None => format!("a process ({}) of another pid namespace", self.command),
+        }
+    }
+
     /// Returns the process with its user and what it uses.
     fn said(&self) -> String {
-        let mut text = self.to_string();
-        if !self.is_own {
-            text += &format!(" of {}", self.user);
-        }
-        text += &format!(", which uses {}", gib(self.in_use));
-        text + self
-            .group
-            .as_ref()
-            .map_or(", outside of the groups", |_| "")
+        let user = (!self.is_own).then(|| format!(" of {}", self.user));
+        let place = self.group.is_none().then_some(", outside of the groups");
+        let (user, place) = (user.unwrap_or_default(), place.unwrap_or_default());
+        let (name, bytes) = (self.name(), gib(self.in_use));
+        format!("{name}{user}, which uses {bytes}{place}")
     }
 }
 
@@ -140,13 +162,6 @@ impl Now {
         lacks.join(", ")
     }
 
-    /// Returns where room is lacking first, for texts.
-    fn place(&self) -> String {
-        self.lacking(&[])
-            .first()
-            .map_or_else(String::new, Level::title)
-    }
-
     /// Returns the least room of a place.
     fn left(&self) -> u64 {
         let rooms = self.places().iter().map(Level::room).min();
@@ -158,26 +173,6 @@ impl Now {
         let option = by_gpu.then(|| format!(" --device {}", self.gpu));
         option.unwrap_or_default()
     }
-
-    /// Returns advice that names processes with what they use.
-    fn named(&self, what: &'static str, found: &[&Holder], begin: &str) -> Advice {
-        let bytes = sum(found.iter().map(|one| one.in_use));
-        let names = match found {
-            [first, _, _, _, ..] => {
-                let (count, all) = (found.len() - 1, gib(bytes));
-                format!("{first} and {count} others, which use {all} in all")
-            }
-            few => {
-                let names: Vec<String> = few.iter().map(|one| one.said()).collect();
-                names.join(" and ")
-            }
-        };
-        let text = format!("{begin} {names}; {} lacks room", self.place());
-        Advice {
-            pids: found.iter().filter_map(|one| one.pid).collect(),
-            ..Advice::new(what, "in_use", bytes, text)
-        }
-    }
 }
 
 /// Returns what to do, the best first; empty if nothing that the caller can do or wait for makes
@@ -185,12 +180,13 @@ impl Now {
 pub fn advice(now: &Now) -> Vec<Advice> {
     let host = |text: &String| Advice::new("host", "needed", now.need, text.clone());
     let host: Vec<Advice> = now.host.iter().flatten().map(host).collect();
-    match now.fits(&[]) {
+    let full = now.lacking(&[]);
+    match full.is_empty() {
         true if host.is_empty() => vec![again(now)],
         true => host,
         false => {
             let all = [expand, raise, lower, suspend, end, wait, smaller];
-            all.iter().filter_map(|advice| advice(now)).collect()
+            all.iter().filter_map(|advice| advice(now, &full)).collect()
         }
     }
 }
@@ -206,7 +202,7 @@ fn again(now: &Now) -> Advice {
 }
 
 /// PyTorch has enough memory, in blocks that are too small.
-fn expand(now: &Now) -> Option<Advice> {
+fn expand(now: &Now, _: &[Level]) -> Option<Advice> {
     let note = now.pytorch.as_ref().filter(|note| note.is_fragmented())?;
     let (unused, largest) = (gib(note.unused()), gib(note.largest_free));
     let text = format!(
@@ -217,8 +213,8 @@ fn expand(now: &Now) -> Option<Advice> {
     Some(Advice::new("expand", "unused", note.unused(), text).by(command.into()))
 }
 
-fn raise(now: &Now) -> Option<Advice> {
-    let [level] = &now.lacking(&[])[..] else {
+fn raise(now: &Now, full: &[Level]) -> Option<Advice> {
+    let [level] = full else {
         return None;
     };
     let (name, max, left) = (&level.name, level.max?, level.left?);
@@ -245,7 +241,7 @@ fn raise(now: &Now) -> Option<Advice> {
 }
 
 /// Only `keep_free` keeps from the request what the GPU has.
-fn lower(now: &Now) -> Option<Advice> {
+fn lower(now: &Now, full: &[Level]) -> Option<Advice> {
     let level = now.keeper().filter(|level| level.may_set)?;
     let rest = now.free?.checked_sub(now.need)?;
     let (name, (keep, by_gpu)) = (&level.name, level.keep_free);
@@ -255,58 +251,49 @@ fn lower(now: &Now) -> Option<Advice> {
     let text = format!("lower keep_free of `{name}` to {size}: {why}");
     let device = now.device(by_gpu);
     let command = format!("gpulimit set {name} --keep-free {size}{device}");
-    let is_alone = now.lacking(&[]).iter().all(|place| place.is_gpu);
+    let is_alone = full.iter().all(|place| place.is_gpu);
     is_alone.then(|| Advice::new("lower", "keep_free", keep, text).by(command))
 }
 
-fn suspend(now: &Now) -> Option<Advice> {
-    let found = now.enough(|one| one.may_suspend)?;
+fn suspend(now: &Now, full: &[Level]) -> Option<Advice> {
     // The room on the host was compared with the memory of one process.
+    let found = now.enough(|one| one.may_suspend)?;
     let [one] = found[..] else {
         return None;
     };
-    let (pid, bytes) = (one.pid?, one.in_use);
-    let why = format!("it uses {} of {}", gib(bytes), now.place());
-    let text = format!("move {one} to the host until `gpulimit resume --pid {pid}`: {why}");
-    let advice = Advice::new("suspend", "in_use", bytes, text);
-    Some(Advice {
-        pids: vec![pid],
-        ..advice.by(format!("gpulimit suspend --pid {pid}"))
-    })
+    let pid = one.pid?;
+    let begin = format!("move to the host, until `gpulimit resume --pid {pid}`:");
+    let advice = Advice::about(&found, full, "suspend", &begin);
+    Some(advice.by(format!("gpulimit suspend --pid {pid}")))
 }
 
-fn end(now: &Now) -> Option<Advice> {
+fn end(now: &Now, full: &[Level]) -> Option<Advice> {
     let found = now.enough(|one| one.is_own && one.pid.is_some())?;
-    let advice = now.named("end", &found, "end what you no longer need:");
+    let advice = Advice::about(&found, full, "end", "end what you no longer need:");
     let pids: String = advice.pids.iter().map(|pid| format!(" {pid}")).collect();
     Some(advice.by(format!("kill{pids}")))
 }
 
-fn wait(now: &Now) -> Option<Advice> {
+fn wait(now: &Now, full: &[Level]) -> Option<Advice> {
     let others = now.enough(|one| !one.is_own);
-    let some = |all: &Vec<&Holder>| all.len() > 1 && all.iter().any(|one| !one.is_own);
-    let found = others.or_else(|| now.enough(|_| true).filter(some))?;
-    let mut advice = now.named("wait", &found, "wait for the end of");
-    let full = now.lacking(&[]);
-    let [full, ..] = &full[..] else {
-        return Some(advice);
-    };
+    let found = others.or_else(|| now.enough(|_| true))?;
+    if found.iter().all(|one| one.is_own) {
+        return None;
+    }
+    let mut advice = Advice::about(&found, full, "wait", "wait for the end of");
+    let full = &full[0];
     if let Some(time) = full.wait.map(rough_span) {
         advice.text += &format!("; a request waits in `{}` for at most {time}", full.name);
     }
     if let Some((count, bytes)) = now.line.filter(|_| !full.is_gpu) {
-        let (s, wait) = if count == 1 {
-            ("", "waits")
-        } else {
-            ("s", "wait")
-        };
-        let bytes = gib(bytes);
-        advice.text += &format!("; before you {count} request{s} for {bytes} {wait}");
+        let some = |one, several| if count == 1 { one } else { several };
+        let (requests, wait) = (some("request", "requests"), some("waits", "wait"));
+        advice.text += &format!("; before you {count} {requests} for {} {wait}", gib(bytes));
     }
     Some(advice)
 }
 
-fn smaller(now: &Now) -> Option<Advice> {
+fn smaller(now: &Now, _: &[Level]) -> Option<Advice> {
     let bytes = below(now.left().checked_sub(now.beside)?);
     let mut text = format!("ask for less: up to {} fits", gib(bytes));
     if let Some(batch) = now.pytorch.as_ref().and_then(|note| note.batch(bytes)) {

@@ -281,7 +281,7 @@ impl OfLedger {
         let gpus = figures.gpus.iter();
         Self {
             more: gpus.map(|gpu| more(gpu).unwrap_or_default()).collect(),
-            events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
+            events: ledger.map(|ledger| EventKind::ALL.map(|(kind, _)| ledger.event_count(kind))),
             id: ledger.map(Ledger::file_id),
             pod: Pod::of(&view.group),
         }

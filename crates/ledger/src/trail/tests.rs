@@ -69,6 +69,7 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
         outside: u64::MAX,
         kept: 8,
         home: "a/b",
+        takes: 9,
         is_unheard: true,
         owner: Some(u32::MAX),
     };
@@ -103,7 +104,7 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
     assert_eq!((event.left, event.outside), (7, u64::MAX));
     assert_eq!(event.owner, Some(u32::MAX));
     assert_eq!((event.kept, &*event.home), (8, "a/b"));
-    assert!(event.is_unheard);
+    assert_eq!((event.takes, event.is_unheard), (9, true));
     let name = event.holders[0].process.command().to_string();
     assert_eq!(name, "a-name-of-more-t");
     assert_eq!(
@@ -216,6 +217,7 @@ fn impossible_entries_are_left_out() {
         &forged.left,
         &forged.outside,
         &forged.kept,
+        &forged.takes,
         &forged.is_unheard,
         &forged.owner,
         &forged.holders[0].pid,

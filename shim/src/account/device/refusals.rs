@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
-use gpulimit_group::{Refusal, Undisturbed};
+use gpulimit_group::{Holder, Refusal, Undisturbed};
 use gpulimit_ledger::{Cause, Holding, Outside};
 
 use super::Device;
@@ -17,7 +17,7 @@ use crate::account::pools::STEP;
 use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::figures;
-use crate::refusal::{self, Circumstances, Gpu, Refused};
+use crate::refusal::{self, Gpu, Refused, Told};
 use crate::{clock, message};
 
 /// The longest time from a refusal to the grant by which the program has recovered, milliseconds.
@@ -90,7 +90,7 @@ impl Device {
     ) -> Result<(), Refused> {
         *tries += 1;
         if *tries == TRIES {
-            return Err(self.refuse_for(symbol, bytes, Some(left)));
+            return Err(self.refuse(symbol, bytes, Some(left)));
         }
         // Others that ask at the same time look again at other times.
         let time = std::process::id()
@@ -148,23 +148,12 @@ impl Device {
     /// Reports that the driver has refused `bytes` although the group had room.
     fn refused_by_driver(&self, symbol: &'static str, bytes: u64) {
         let _undisturbed = Undisturbed::new();
-        let free = self.machine_free();
-        let used = free.map(|free| self.capacity.saturating_sub(free));
-        let (cause, left) = match free {
+        let mut verdict = self.verdict();
+        (verdict.cause, verdict.left) = match self.machine_free() {
             _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
             // The driver may need a step more than the program asks for.
             Some(free) if free < bytes.saturating_add(STEP) => (Cause::Outside, free),
             _ => (Cause::Host, self.book.group_free()),
-        };
-        let outside = match (cause, used) {
-            (Cause::Outside, Some(used)) => Some(self.outside(used)),
-            _ => None,
-        };
-        let verdict = Refusal {
-            left,
-            cause,
-            outside: outside.as_ref(),
-            ..self.verdict()
         };
         self.refused(symbol, bytes, &verdict);
     }
@@ -174,19 +163,18 @@ impl Device {
         let Book { member, device, .. } = &self.book;
         let members = member.all_living(device);
         let mut listed = figures::processes(&self.id).unwrap_or_default();
-        // Other pids than those of this process's namespace are of unknown processes.
         let own = std::process::id();
-        let is_ours =
-            process::pid_ns() == process::FIRST_PID_NS || listed.iter().any(|(pid, _)| *pid == own);
+        let lists_own = || listed.iter().any(|(pid, _)| *pid == own);
+        if process::pid_ns() != process::FIRST_PID_NS && !lists_own() {
+            // The pids are not those of this process's namespace.
+            listed.clear();
+        }
         // A member may hold more than its charge for a moment.
         let held = |pid| listed.iter().find(|it| it.0 == pid).map_or(0, |it| it.1);
-        let inside = members.iter().map(|member| match is_ours {
-            true => held(member.identity.pid).max(member.usage.in_use()),
-            false => member.usage.in_use(),
-        });
-        let inside: u64 = inside.sum();
+        let inside = |member: &Holder| held(member.identity.pid).max(member.usage.in_use());
+        let inside: u64 = members.iter().map(inside).sum();
         let is_member = |pid| pid == own || members.iter().any(|it| it.identity.pid == pid);
-        listed.retain(|(pid, _)| is_ours && !is_member(*pid));
+        listed.retain(|(pid, _)| !is_member(*pid));
         let mut largest = || {
             let sizes = listed.iter().map(|(_, bytes)| bytes).enumerate();
             let (at, _) = sizes.max_by_key(|(_, bytes)| *bytes)?;
@@ -206,22 +194,14 @@ impl Device {
             group: member.group(),
             charged: member.charged(device),
             max: self.book.max(),
-            kept: 0,
             left: self.book.group_free(),
-            room: 0,
-            waited: 0,
-            cause: Cause::Limit,
-            outside: None,
+            ..Refusal::default()
         }
     }
 
-    /// Counts and reports a refusal that was decided without trying to charge the bytes.
-    pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
-        self.refuse_for(symbol, bytes, None)
-    }
-
-    /// Does the same as [`Device::refuse`] for what [`Device::below`] has returned.
-    pub fn refuse_for(&self, symbol: &'static str, bytes: u64, below: Option<u64>) -> Refused {
+    /// Counts and reports a refusal that was decided without trying to charge the bytes, because
+    /// of what [`Device::below`] has returned, or of the group's limit.
+    pub fn refuse(&self, symbol: &'static str, bytes: u64, below: Option<u64>) -> Refused {
         let Book { member, device, .. } = &self.book;
         let below = below.and_then(|left| member.below(device, left));
         self.refused(symbol, bytes, &below.unwrap_or_else(|| self.verdict()))
@@ -241,27 +221,23 @@ impl Device {
             Cause::Limit if context > refusal.max => Cause::Context,
             cause => cause,
         };
-        let outside = (cause == Cause::KeepFree)
-            .then(|| self.outside(self.capacity.saturating_sub(refusal.left)));
-        let outside = refusal.outside.or(outside.as_ref());
+        let is_of_gpu = matches!(cause, Cause::KeepFree | Cause::Outside);
+        let used = self.capacity.saturating_sub(refusal.left);
+        let outside = is_of_gpu.then(|| self.outside(used));
+        let bytes = bytes.max(refusal.room);
         let refusal = Refusal {
+            bytes: bytes.max(refusal.bytes),
             cause,
-            outside,
+            outside: outside.as_ref(),
             ..*refusal
         };
-        let bytes = bytes.max(refusal.room);
         let name = refusal::plain(symbol);
         let (level, holders) = member.count_refusal(device, name, bytes, &refusal);
-        let now = clock::monotonic_ms().max(1);
-        let Unrecovered { since, at, .. } = &self.unrecovered;
-        for (word, value) in [
-            (&self.unrecovered.bytes, bytes),
-            (&self.unrecovered.level, level as u64),
-            (at, now),
-            (since, now),
-        ] {
-            word.store(value, Ordering::Relaxed);
-        }
+        let (last, now) = (&self.unrecovered, clock::monotonic_ms().max(1));
+        last.bytes.store(bytes, Ordering::Relaxed);
+        last.level.store(level as u64, Ordering::Relaxed);
+        last.at.store(now, Ordering::Relaxed);
+        last.since.store(now, Ordering::Relaxed);
         if !refusal::may_tell() {
             return Refused;
         }
@@ -270,14 +246,16 @@ impl Device {
             message::line(format_args!("refused {name} on GPU {gpu}: {damage}"));
             return Refused;
         }
-        let seen = Circumstances {
+        let told = Told {
+            name,
             gpu,
             asked: bytes,
+            refusal: &refusal,
             capacity: self.capacity,
             context,
             holders: &holders,
         };
-        refusal::report(name, &refusal, &seen);
+        message::line(format_args!("{told}"));
         Refused
     }
 

@@ -83,7 +83,7 @@ fn charges_stop_at_the_limit() {
     device.book.uncharge(45 * MIB);
     device.book.uncharge(0);
     assert_eq!(charged(device), (60, 0));
-    device.refuse("a", 7 * MIB);
+    device.refuse("a", 7 * MIB, None);
     assert_eq!(refusals(device), [50, 7]);
 }
 

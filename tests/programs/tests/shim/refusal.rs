@@ -2,7 +2,7 @@
 //! refusals do not flood standard error.
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
@@ -17,9 +17,17 @@ fn check(line: &str, call: &str, pid: u32) {
     let (size, rest) = rest
         .split_once(" on GPU 0 (GPU-")
         .unwrap_or_else(|| panic!("{line}"));
-    let (amount, unit) = size.split_once(' ').unwrap_or_else(|| panic!("{line}"));
-    assert!(amount.parse::<f64>().is_ok(), "{line}");
-    assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
+    // Pools grow in steps of 32 MiB.
+    let (size, takes) = match size.strip_suffix(',') {
+        Some(sizes) => sizes.split_once(", which takes ").expect("two sizes"),
+        None => (size, size),
+    };
+    assert_eq!(size != takes, call.ends_with("Async"), "{line}");
+    for size in [size, takes] {
+        let (amount, unit) = size.split_once(' ').unwrap_or_else(|| panic!("{line}"));
+        assert!(amount.parse::<f64>().is_ok(), "{line}");
+        assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
+    }
     let (uuid, rest) = rest
         .split_once("\u{2026}): ")
         .unwrap_or_else(|| panic!("{line}"));
@@ -218,6 +226,28 @@ fn a_refusal_says_what_is_left() {
     let (_, errors) = program.end();
     let said = ": 96.0 MiB left of 618.0 MiB in world; most";
     assert!(errors.contains(said), "{errors}");
+}
+
+/// A pool takes more from the driver than the program asks for, and that more does not fit.
+#[test]
+fn a_refusal_says_what_a_pool_takes() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 500M", "2")]);
+    let one = world.ledger().trail(0).pop().expect("an event");
+    assert_eq!((one.event.what.bytes, one.takes), (500 * MIB, 512 * MIB));
+    let mut why = world.bare(&world::controller());
+    why.arg("why");
+    let why = world::finish(why);
+    let said = "that takes 512.0 MiB: 502.0 MiB left of 1.0 GiB in world";
+    assert!(world::text(&why.stdout).contains(said), "{why:?}");
+    let (_, errors) = program.end();
+    let asked = "refused cuMemAllocAsync of 500.0 MiB, which takes 512.0 MiB, on GPU 0 (GPU-";
+    assert!(errors.contains(asked), "{errors}");
+    assert!(
+        errors.contains(": 502.0 MiB left of 1.0 GiB in world; most"),
+        "{errors}"
+    );
 }
 
 /// The driver refuses these calls without a current context (measured on an H200, driver 580), so

@@ -245,6 +245,12 @@ fn a_process_beyond_the_limit_of_its_second_gpu_does_not_wait() {
     let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
     refused.expect_failure("1018.0 MiB come back in group 'world' on GPU 1");
     refused.expect_failure("more than its limit of 600.0 MiB: raise the limit, and resume");
+    // As rounded figures both would read 1018.0 MiB.
+    let less = (1018 * MIB - 4096).to_string();
+    done(&world, &["set", GROUP, "--max", &less, "--device", "1"]);
+    let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
+    refused.expect_failure(" B come back in group 'world' on GPU 1");
+    refused.expect_failure(&format!("more than its limit of {less} B: raise the limit"));
     done(&world, &["set", GROUP, "--max", "2G", "--device", "1"]);
     done(&world, &["resume", GROUP]);
     goes_on(&mut program);
