@@ -65,7 +65,7 @@ pub use level::{
 };
 pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;
-pub use protection::{Protection, child_key};
+pub use protection::{Protection, Share, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
