@@ -59,7 +59,7 @@ pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use gate::{Calls, FORGED, Gate, Owner, Place, Says, Step, step};
 pub use history::{Bill, Extremes, Period, Resolution};
-pub use layout::HOLDERS;
+pub use layout::{HOLDERS, PressureWords};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,
     restore, try_charge, try_charge_ahead, uncharge, uncharge_idle,
