@@ -145,6 +145,7 @@ impl<'a> Current<'a> {
             witness: Traced {
                 witness: pressure.witness(),
                 trails: member,
+                adopts: true,
             },
             generations: member.generations(),
         }
