@@ -24,11 +24,10 @@ pub(super) struct ProtectedGroups {
     read_at: AtomicU64,
     /// Whether any of the child groups has protected memory.
     any: AtomicBool,
-    /// Held while a thread reads the limits after a change.
+    /// Held while a thread reads the limits after a change. Others that find the change wait.
     reading: Mutex<()>,
-    /// The protected memory by the index of the device. Requests read the current table. A thread
-    /// that finds a change fills the other one, so requests wait neither for that thread nor for
-    /// each other.
+    /// The protected memory by the index of the device. Requests read the current table, and the
+    /// limits are read into the other one. So no request waits for one that stands still.
     tables: [RwLock<Table>; 2],
     current: AtomicUsize,
 }
