@@ -281,7 +281,9 @@ impl Member {
 
     /// Charges `bytes` that the driver has already allocated, even above the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        self.on_levels(device, |path| ledger::charge_unchecked(path, bytes));
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::charge_unchecked(path, bytes)
+        });
     }
 
     /// Hands `bytes` that this process has charged over to a suspended process of the same group:
@@ -293,18 +295,22 @@ impl Member {
         bytes: u64,
         to: &Identity,
     ) -> Result<(), Unmoved> {
-        self.on_levels(device, |path| ledger::hand_over(path, bytes, to))
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::hand_over(path, bytes, to)
+        })
     }
 
     /// Charges bytes that the slot of another process counts, too, before that slot is emptied. See
     /// [`ledger::charge_moved`].
     pub fn charge_moved(&self, device: &MemberDevice, bytes: u64) -> bool {
-        self.on_levels(device, |path| ledger::charge_moved(path, bytes))
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::charge_moved(path, bytes)
+        })
     }
 
     /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
-        self.on_levels(device, ledger::note_usage);
+        self.on_path(device, Spared::Nothing, ledger::note_usage);
     }
 
     /// Uncharges `bytes`, after the driver has freed them.
@@ -317,7 +323,9 @@ impl Member {
     /// Uncharges `bytes` that were charged in advance and not used, and removes them from `idle` at
     /// the same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
-        self.on_levels(device, |path| ledger::uncharge_idle(path, bytes, idle));
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::uncharge_idle(path, bytes, idle);
+        });
     }
 
     /// Returns whether this process has no undecided request. During a request, charged and idle
@@ -339,23 +347,8 @@ impl Member {
             1 => run(&self.path::<1>(device, spared)),
             2 => run(&self.path::<2>(device, spared)),
             3 => run(&self.path::<3>(device, spared)),
-            deep => run(&self.whole_path(device, spared)[..deep]),
+            deep => run(&self.path::<MAX_DEPTH>(device, spared)[..deep]),
         }
-    }
-
-    /// Calls `run` with the levels of an operation that does not depend on free memory. Slower than
-    /// [`Self::on_path`], and a quarter of its code.
-    fn on_levels<T>(&self, device: &MemberDevice, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
-        run(&self.whole_path(device, Spared::Nothing)[..self.levels.len()])
-    }
-
-    #[inline(never)]
-    pub(super) fn whole_path(
-        &self,
-        device: &MemberDevice,
-        spared: Spared,
-    ) -> [Level<'_>; MAX_DEPTH] {
-        self.path(device, spared)
     }
 
     /// Returns the first `N` levels of a charge, from the process's own group upwards. Repeats the
@@ -557,7 +550,7 @@ impl Member {
 
     /// Restores this process's charge on the device where another process has lowered it.
     pub fn restore(&self, device: &MemberDevice) {
-        self.on_levels(device, ledger::restore);
+        self.on_path(device, Spared::Nothing, ledger::restore);
     }
 
     /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.
