@@ -1,5 +1,5 @@
-//! Times that processes store in the ledger, in milliseconds since boot. A stored time in the future
-//! is wrong, from another boot clock or a damaged file, and counts as none.
+//! Times that processes store in the ledger, in milliseconds since boot. A stored time in the
+//! future is wrong, from another boot clock or a damaged file, and counts as none.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::os;
