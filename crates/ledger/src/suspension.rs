@@ -354,8 +354,7 @@ impl Ledger {
     }
 
     /// Returns the suspended bytes of a living member on one device; 0 without such a member.
-    #[cfg(test)]
-    pub(super) fn suspended_of(&self, process: &Identity, device: DeviceIndex) -> u64 {
+    pub fn suspended_of(&self, process: &Identity, device: DeviceIndex) -> u64 {
         self.slot_of(process)
             .map_or(0, |slot| self.suspended(slot, device))
     }
