@@ -28,15 +28,18 @@ pub enum Axis {
     Rivals,
     /// Number of groups nested in each other; the measured process is in the innermost group.
     Depth,
+    /// Number of groups with protected memory beside the group of the measured process.
+    Protected,
 }
 
 impl Axis {
-    pub const ALL: [Axis; 5] = [
+    pub const ALL: [Axis; 6] = [
         Axis::Live,
         Axis::Threads,
         Axis::Members,
         Axis::Rivals,
         Axis::Depth,
+        Axis::Protected,
     ];
 
     /// Returns the name of this axis on the command line and in the head of a table.
@@ -47,13 +50,14 @@ impl Axis {
             Axis::Members => "members",
             Axis::Rivals => "rivals",
             Axis::Depth => "depth",
+            Axis::Protected => "protected",
         }
     }
 
     /// Returns the value that this axis has while the measurements vary another axis.
     fn usual(self) -> u32 {
         match self {
-            Axis::Rivals => 0,
+            Axis::Rivals | Axis::Protected => 0,
             _ => 1,
         }
     }
@@ -207,4 +211,5 @@ pub static SERIES: &[Series] = &[
     along(&INFO, Axis::Members, &[1, 8, 64, 256, 1_024], None),
     along(&NEW_BLOCK, Axis::Rivals, &[0, 1, 3, 7], None),
     along(&NEW_BLOCK, Axis::Depth, &[1, 2, 4, 8], None),
+    along(&NEW_BLOCK, Axis::Protected, &[0, 1, 10, 100], None),
 ];

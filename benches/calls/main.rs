@@ -23,8 +23,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 const USAGE: &str = "usage: scripts/bench [--rounds N] [--case NAME] \
-    [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write] \
-    [--check]";
+    [--axis live|threads|members|rivals|depth|protected] [--at N] [--no-callgrind] [--json] \
+    [--write] [--check]";
 const ROUNDS: u32 = 15;
 
 struct Options {

@@ -94,5 +94,6 @@ fn words(axis: Axis) -> &'static str {
         Axis::Members => "processes in the group",
         Axis::Rivals => "other processes that allocate",
         Axis::Depth => "nested groups",
+        Axis::Protected => "protected groups beside it",
     }
 }

@@ -4,7 +4,7 @@
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Garbage, Root};
-use gpulimit_limits::LimitSet;
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_support::Scratch;
 use std::cell::Cell;
 use std::error::Error;
@@ -65,6 +65,8 @@ const STARTS: u32 = 20;
 const COUNTED: u32 = 500;
 /// The limit of the measured processes in bytes, which they never reach.
 const LIMIT: u64 = 64 << 30;
+/// The memory that is protected for each group beside that of the measured process, in bytes.
+const PROTECTED: u64 = 16 << 20;
 /// The names of the groups nested in the outermost group.
 const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 
@@ -104,7 +106,7 @@ impl Setup {
 
     /// Makes the group for measurements at `point`, and starts the group's idle members.
     pub fn place(&self, point: Point) -> Result<Place<'_>, Box<dyn Error>> {
-        let shares = [Axis::Members, Axis::Rivals, Axis::Depth];
+        let shares = [Axis::Members, Axis::Rivals, Axis::Depth, Axis::Protected];
         if !point.axis.is_some_and(|axis| shares.contains(&axis)) {
             return Ok(Place {
                 setup: self,
@@ -118,14 +120,19 @@ impl Setup {
         // processes from an earlier measurement.
         let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
         let mut group = String::new();
-        for name in [&*top]
-            .into_iter()
-            .chain(BELOW)
-            .take(point.at(Axis::Depth) as usize)
-        {
+        let depth = match point.axis {
+            Some(Axis::Protected) => 2,
+            _ => point.at(Axis::Depth) as usize,
+        };
+        for name in [&*top].into_iter().chain(BELOW).take(depth) {
             let above = if group.is_empty() { "" } else { "/" };
             group = format!("{group}{above}{name}");
             root.create(&group, &LimitSet::all(Size::Bytes(LIMIT)))?;
+        }
+        for number in 0..point.at(Axis::Protected) {
+            let mut limits = LimitSet::default();
+            limits.set(Selector::All, Key::Min, Size::Bytes(PROTECTED));
+            root.create(&format!("{top}/protected-{number}"), &limits)?;
         }
         let mut place = Place {
             setup: self,

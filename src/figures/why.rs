@@ -67,7 +67,8 @@ pub struct Level {
     pub is_gpu: bool,
     /// The limit, or the memory of the GPU.
     pub max: Option<u64>,
-    /// What can still be granted; `None` without a limit, or if the caller may not know it.
+    /// The bytes that can still be granted. `None` if there is no limit, or if the caller may not
+    /// read the group's usage.
     pub left: Option<u64>,
     /// Whether the group was a job's and is gone: the program gets a new one.
     pub is_gone: bool,

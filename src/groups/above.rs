@@ -172,8 +172,8 @@ impl Above {
         let device = ledger.find_device(&id);
         let kept = |(child, limits): &(u64, LimitSet)| {
             let bytes = sizes::rule(limits, id).resolve(capacity).min;
-            let untaken = device.map(|device| ledger.untaken(device, *child, bytes));
-            (*child, untaken.unwrap_or(bytes))
+            let taken = device.map_or(0, |device| ledger.taken(device, *child));
+            (*child, bytes.saturating_sub(taken))
         };
         let read = || read_protected(&self.group, &self.limits);
         let protected = self.protected.get_or_init(read);

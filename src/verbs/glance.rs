@@ -71,7 +71,7 @@ pub fn glance() -> Result<ExitCode, Failure> {
     Ok(notes.status())
 }
 
-/// What the caller may type next.
+/// Commands that `gpulimit` without a verb suggests, each with its purpose.
 const NEXT: [(&str, &str); 5] = [
     (
         "gpulimit run --max 4G -- COMMAND",

@@ -145,6 +145,7 @@ impl<'a> Current<'a> {
             witness: Traced {
                 witness: pressure.witness(),
                 trails: member,
+                adopts: true,
             },
             generations: member.generations(),
         }
@@ -336,7 +337,8 @@ impl<'a> Request<'a, '_> {
 
     /// Refuses the request if less than `keep_free` would be free on the GPU after it, but for what
     /// this process can give back (`gives`). The answer to a request that waits holds for a second,
-    /// unless a member gives memory back. Without an answer of the driver there is no refusal.
+    /// unless a member gives memory back. Grants the request if the driver does not tell how much
+    /// is free.
     #[cold]
     #[inline(never)]
     fn look(&self, gives: bool) -> Result<(), Refused> {
@@ -410,7 +412,8 @@ impl<'a> Request<'a, '_> {
                 waited[level] |= time.is_some();
                 Some(self.wait(refused, asking, time))
             } else {
-                // What outsiders use is no reason to kill members.
+                // With `lack`, programs outside the group use the memory that `keep_free` keeps:
+                // the group has room, so no member is killed.
                 let may_kill = until.is_none() && lack.is_none();
                 (may_kill && self.make_room(level, options.oom, &mut awaited))
                     .then(|| self.attempt())

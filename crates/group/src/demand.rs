@@ -6,8 +6,8 @@ use super::member::{Member, MemberDevice, Station};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{
-    Answer, Askable, Category, Demand, Details, DeviceIndex, EventKind, Reason, Refused, Slot,
-    Witness,
+    Answer, Askable, Category, Demand, Details, DeviceIndex, EventKind, PressureWords, Reason,
+    Refused, Slot, Witness,
 };
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
@@ -61,6 +61,11 @@ impl Member {
         &self.levels[self.levels.len() - 1]
     }
 
+    /// Returns the pressure on this process.
+    fn pressure(&self) -> &PressureWords {
+        self.top().slot.pressure()
+    }
+
     /// Lets other processes ask this process for memory, or not any more.
     pub fn register(&self, registered: bool) {
         if registered {
@@ -71,9 +76,9 @@ impl Member {
         }
     }
 
-    /// Returns the number of demands so far: see [`Slot::demands`].
+    /// Returns the number of demands so far: see [`PressureWords::demands`].
     pub fn demands(&self) -> u64 {
-        self.top().slot.demands()
+        self.pressure().demands()
     }
 
     /// Tells the processes that have asked for memory that this process has given what it can.
@@ -90,7 +95,7 @@ impl Member {
     /// process is asked again. No request counts on the demand after `pressure_timeout`.
     pub fn answer_abandoned(&self) {
         let time = self.levels.iter().map(Station::pressure_timeout).max();
-        if self.top().slot.is_silent_for(time.unwrap_or_default()) {
+        if self.pressure().is_silent_for(time.unwrap_or_default()) {
             self.give_answer(self.demands(), Answer::Enough);
         }
     }
@@ -143,7 +148,7 @@ impl Member {
         let station = &self.levels[level];
         let needed = match reason {
             // The request does not wait any more, or asks again.
-            Reason::Request if self.top().slot.since_asked() > station.pressure_timeout() => 0,
+            Reason::Request if self.pressure().since_asked() > station.pressure_timeout() => 0,
             Reason::Request => bytes,
             // Members may have given since the demand.
             Reason::High | Reason::Limit => {
@@ -164,7 +169,7 @@ impl Member {
     /// after `pressure_timeout`.
     pub fn excess(&self, witness: &dyn Witness) -> Option<Demanded<'_>> {
         // The thread that is told answers for the process, unless another one still has to.
-        let answer = self.top().slot.last_answer();
+        let answer = self.pressure().last_answer();
         let number = answer.map(|_| self.demands());
         let mut most: Option<(Demanded<'_>, MemberDevice, usize)> = None;
         for entry in self.ledger().devices() {
@@ -205,7 +210,7 @@ impl Member {
         let top = &self.top().ledger;
         let own = station.slot.index();
         let has_no_more = |member: &Askable| {
-            member.slot != own && top.last_answer(member) == Some(Answer::TooLittle)
+            member.slot != own && top.pressure(member).last_answer() == Some(Answer::TooLittle)
         };
         let (plan, _) = self.share(device, level, bytes, None, &[], &has_no_more);
         self.ask_others(device, level, &plan, reason, "");
@@ -253,8 +258,8 @@ impl Member {
                 bytes: *bytes,
                 reason,
             };
-            let is_for_all =
-                ledger.last_answer(member).is_none() && ledger.since_asked(member) < needed_for;
+            let is_for_all = ledger.pressure(member).last_answer().is_none()
+                && ledger.pressure(member).since_asked() < needed_for;
             let is_asked = !is_for_all && ledger.ask(member, demand);
             if is_asked {
                 sum = sum.saturating_add(*bytes);
@@ -308,10 +313,10 @@ impl Member {
         let top = &self.top().ledger;
         let time = station.pressure_timeout();
         let mut members = station.ledger.askable(index, top, but);
-        members.retain(|member| !top.is_silent_for(member, time) && !has_no_more(member));
+        members.retain(|member| !top.pressure(member).is_silent_for(time) && !has_no_more(member));
         let coming = |member: &Askable| {
             let asked = asked.iter().find(|asked| asked.slot == member.slot)?;
-            let is_open = top.answer(member, asked.demand).is_none();
+            let is_open = top.pressure(member).answer(asked.demand).is_none();
             let now = station.ledger.charged_by(member.slot, index);
             is_open.then(|| asked.bytes.saturating_sub(asked.from.saturating_sub(now)))
         };
@@ -486,7 +491,7 @@ impl Request<'_, '_> {
         let top = &self.member.top().ledger;
         if plan
             .iter()
-            .all(|(member, _)| top.last_answer(member).is_some())
+            .all(|(member, _)| top.pressure(member).last_answer().is_some())
         {
             let others = ledger.awaited(&station.slot, index);
             let all = self.plan(asking.level, &asking.asked, pending, others);
@@ -495,7 +500,9 @@ impl Request<'_, '_> {
         // A member that has not answered yet would give the same bytes twice.
         plan.retain(|(member, _)| {
             let mut asked = asking.asked.iter();
-            !asked.any(|it| it.slot == member.slot && top.answer(member, it.demand).is_none())
+            !asked.any(|it| {
+                it.slot == member.slot && top.pressure(member).answer(it.demand).is_none()
+            })
         });
         // Before they are asked: a member may give back before this thread goes on.
         for (member, bytes) in &plan {
@@ -517,9 +524,9 @@ impl Request<'_, '_> {
             }
         }
         let each = |member: &Askable, is_asked: bool| {
-            let last = top.demands(member);
+            let last = top.pressure(member).demands();
             // A member that gave enough to another request a moment ago may have more.
-            let is_next = !is_asked && top.answer(member, last) == Some(Answer::Enough);
+            let is_next = !is_asked && top.pressure(member).answer(last) == Some(Answer::Enough);
             let mut asked = asking.asked.iter_mut();
             if let Some(known) = asked.find(|it| it.slot == member.slot) {
                 known.demand = if is_next { 0 } else { last };
@@ -584,7 +591,7 @@ impl Request<'_, '_> {
         let patience = station.pressure_timeout() / 2;
         let answer = |asked: &Asked, member: &Askable| {
             (asked.slot == member.slot && asked.demand != 0)
-                .then(|| top.answer(member, asked.demand))
+                .then(|| top.pressure(member).answer(asked.demand))
         };
         let has_no_more = |member: &Askable| {
             let mut answers = asked.iter().filter_map(|asked| answer(asked, member));

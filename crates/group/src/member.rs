@@ -10,8 +10,8 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
-    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness,
-    Outside, Slot, Unmoved, Witness,
+    Figures, Gate, HOLDERS, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness, Outside, Slot,
+    Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -161,19 +161,6 @@ impl fmt::Display for Refusal<'_> {
 }
 
 impl Error for Refusal<'_> {}
-
-/// A witness that takes over no memory of dead processes.
-struct Bystander<'a>(Traced<'a>);
-
-impl Witness for Bystander<'_> {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
-        self.0.holds_memory(process, device)
-    }
-
-    fn record(&self, ledger: &Ledger, reaped: &Happening) {
-        self.0.record(ledger, reaped);
-    }
-}
 
 impl Member {
     /// Makes this process a member of the group. Call once per process, and again in a forked child
@@ -520,7 +507,11 @@ impl Member {
         let trails = self;
         for (station, index) in self.stations(device) {
             if is_due(&station.slot, index) {
-                let witness = Bystander(Traced { witness, trails });
+                let witness = Traced {
+                    witness,
+                    trails,
+                    adopts: false,
+                };
                 station.slot.clean_others(index, &witness);
             }
         }

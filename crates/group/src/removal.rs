@@ -335,7 +335,11 @@ impl Group {
     /// the trail where the group's events go.
     pub fn clean_in(&self, ledger: &Ledger, witness: &dyn Witness) -> Cleaned {
         let trails = self;
-        ledger.clean(&Traced { witness, trails })
+        ledger.clean(&Traced {
+            witness,
+            trails,
+            adopts: true,
+        })
     }
 }
 

@@ -193,6 +193,8 @@ pub(super) struct Traced<'a> {
     /// Knows what the driver still holds.
     pub witness: &'a dyn Witness,
     pub trails: &'a dyn Trails,
+    /// Whether memory of dead processes is charged to this process.
+    pub adopts: bool,
 }
 
 impl Witness for Traced<'_> {
@@ -201,7 +203,7 @@ impl Witness for Traced<'_> {
     }
 
     fn adopt(&self, process: &Identity, device: &DeviceId, bytes: u64) -> bool {
-        self.witness.adopt(process, device, bytes)
+        self.adopts && self.witness.adopt(process, device, bytes)
     }
 
     fn record(&self, ledger: &Ledger, reaped: &Happening) {

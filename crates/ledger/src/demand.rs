@@ -196,31 +196,9 @@ impl Ledger {
         asked
     }
 
-    /// Returns the number of demands on a member so far.
-    pub fn demands(&self, member: &Askable) -> u64 {
-        let words = &self.content().slots[member.top].pressure;
-        words.count.load(Ordering::SeqCst)
-    }
-
-    /// Returns how a member has answered the demand with this number, or a later one. `None` if it
-    /// has not. A demand counts as answered if another member has set the number of demands back.
-    pub fn answer(&self, member: &Askable, demand: u64) -> Option<Answer> {
-        answer(&self.content().slots[member.top].pressure, demand)
-    }
-
-    /// Returns how a member has answered its last demand; `None` if it has not.
-    pub fn last_answer(&self, member: &Askable) -> Option<Answer> {
-        self.answer(member, u64::MAX)
-    }
-
-    /// Returns whether a member has left its last demand without an answer for this time.
-    pub fn is_silent_for(&self, member: &Askable, time: Duration) -> bool {
-        is_silent_for(&self.content().slots[member.top].pressure, time)
-    }
-
-    /// Returns the time since the last demand on a member.
-    pub fn since_asked(&self, member: &Askable) -> Duration {
-        since_asked(&self.content().slots[member.top].pressure)
+    /// Returns the pressure on a member, in the topmost ledger.
+    pub fn pressure(&self, member: &Askable) -> &PressureWords {
+        &self.content().slots[member.top].pressure
     }
 
     /// Returns the bytes that the owner of a slot has charged.
@@ -230,27 +208,45 @@ impl Ledger {
     }
 }
 
-fn answer(words: &PressureWords, demand: u64) -> Option<Answer> {
-    let word = words.answered.load(Ordering::SeqCst);
-    // The word has the lower 63 bits of the number.
-    let demand = demand.min(words.count.load(Ordering::SeqCst)) << 1;
-    (word | 1 > demand).then_some(match word & 1 {
-        0 => Answer::Enough,
-        _ => Answer::TooLittle,
-    })
-}
+impl PressureWords {
+    /// Returns the number of demands so far. The owner reads it before [`Slot::take_demand`], and
+    /// passes it to [`Slot::await_demand`].
+    pub fn demands(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
 
-fn is_silent_for(words: &PressureWords, time: Duration) -> bool {
-    answer(words, u64::MAX).is_none() && since_asked(words) >= time
-}
+    /// Returns how the owner has answered the demand with this number, or a later one. `None` if it
+    /// has not. A demand counts as answered if another member has set the number of demands back.
+    pub fn answer(&self, demand: u64) -> Option<Answer> {
+        let word = self.answered.load(Ordering::SeqCst);
+        // The word has the lower 63 bits of the number.
+        let demand = demand.min(self.demands()) << 1;
+        (word | 1 > demand).then_some(match word & 1 {
+            0 => Answer::Enough,
+            _ => Answer::TooLittle,
+        })
+    }
 
-fn since_asked(words: &PressureWords) -> Duration {
-    let asked_at = words.asked_at.load(Ordering::Relaxed);
-    Duration::from_millis(os::wall_ms().abs_diff(asked_at))
+    /// Returns how the owner has answered its last demand; `None` if it has not.
+    pub fn last_answer(&self) -> Option<Answer> {
+        self.answer(u64::MAX)
+    }
+
+    /// Returns whether the owner has left its last demand without an answer for this time.
+    pub fn is_silent_for(&self, time: Duration) -> bool {
+        self.last_answer().is_none() && self.since_asked() >= time
+    }
+
+    /// Returns the time since the last demand.
+    pub fn since_asked(&self) -> Duration {
+        let asked_at = self.asked_at.load(Ordering::Relaxed);
+        Duration::from_millis(os::wall_ms().abs_diff(asked_at))
+    }
 }
 
 impl Slot {
-    fn pressure(&self) -> &PressureWords {
+    /// Returns the pressure on this process. Only the slot in the topmost ledger has it.
+    pub fn pressure(&self) -> &PressureWords {
         &self.page().pressure
     }
 
@@ -278,29 +274,6 @@ impl Slot {
     /// Takes the demand on this process away, in the topmost ledger.
     pub fn take_demand(&self) -> Option<Demand> {
         Demand::of(Door::of(self.pressure()).take())
-    }
-
-    /// Returns the number of demands so far. Read it before [`Self::take_demand`], and pass it to
-    /// [`Self::await_demand`].
-    pub fn demands(&self) -> u64 {
-        self.pressure().count.load(Ordering::SeqCst)
-    }
-
-    /// Returns how this process has answered its last demand, in the topmost ledger; `None` if it
-    /// has not.
-    pub fn last_answer(&self) -> Option<Answer> {
-        answer(self.pressure(), u64::MAX)
-    }
-
-    /// Returns the time since the last demand, in the topmost ledger.
-    pub fn since_asked(&self) -> Duration {
-        since_asked(self.pressure())
-    }
-
-    /// Returns whether this process has left its last demand without an answer for this time, in
-    /// the topmost ledger.
-    pub fn is_silent_for(&self, time: Duration) -> bool {
-        is_silent_for(self.pressure(), time)
     }
 
     /// Answers the demands up to the one with this number, in the topmost ledger.
@@ -458,25 +431,31 @@ mod tests {
             let asked_at = &member.pressure().asked_at;
             asked_at.store(0, Ordering::Relaxed);
             assert!(scratch.ask(&askable, demand(UNIT)));
-            scratch.demands(&askable)
+            scratch.pressure(&askable).demands()
         };
         let count = &member.pressure().count;
         // Other members can write any count.
         for start in [0, 7, u64::from(u32::MAX), u64::MAX >> 1, u64::MAX - 2] {
             count.store(start, Ordering::Relaxed);
             member.answer(start, Answer::Enough);
-            assert_eq!(scratch.answer(&askable, start), Some(Answer::Enough));
+            assert_eq!(
+                scratch.pressure(&askable).answer(start),
+                Some(Answer::Enough)
+            );
             let (one, two) = (ask(), ask());
             if start != u64::MAX >> 1 {
-                assert_eq!(scratch.answer(&askable, one), None, "{start}");
+                assert_eq!(scratch.pressure(&askable).answer(one), None, "{start}");
             }
             member.answer(one, Answer::TooLittle);
-            assert_eq!(scratch.answer(&askable, one), Some(Answer::TooLittle));
-            assert_eq!(scratch.answer(&askable, two), None, "{start}");
+            assert_eq!(
+                scratch.pressure(&askable).answer(one),
+                Some(Answer::TooLittle)
+            );
+            assert_eq!(scratch.pressure(&askable).answer(two), None, "{start}");
             member.answer(two, Answer::Enough);
-            assert_eq!(scratch.answer(&askable, one), Some(Answer::Enough));
+            assert_eq!(scratch.pressure(&askable).answer(one), Some(Answer::Enough));
             count.store(0, Ordering::Relaxed);
-            assert!(scratch.answer(&askable, two).is_some(), "set back");
+            assert!(scratch.pressure(&askable).answer(two).is_some(), "set back");
         }
     }
 
@@ -500,7 +479,7 @@ mod tests {
         member.word(scratch.device).store(5, Ordering::Relaxed);
         member.register(&member, true);
         let hang = Duration::from_secs(60);
-        let seen = member.demands();
+        let seen = member.pressure().demands();
         assert_eq!(member.take_demand(), None);
         let wanted = Demand {
             device: scratch.device,

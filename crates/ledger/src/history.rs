@@ -26,7 +26,7 @@ use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{self, UNIT};
 use super::layout::{self, Bucket, DeviceHistory, UserBill};
 use super::lock::Description;
-use super::{DeviceIndex, Ledger, file, os};
+use super::{DeviceIndex, Ledger, file, moment, os};
 use std::collections::BTreeMap;
 
 /// The lengths of the periods of the history.
@@ -465,10 +465,8 @@ impl Ledger {
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let now = os::boot_ms();
         // How long ago the owner was found dead.
-        let ago = match read(&page.owner.dead_since) {
-            since if since == 0 || lives => 0,
-            since => now.saturating_sub(since),
-        };
+        let dead_since = moment::age(&page.owner.dead_since, now);
+        let ago = dead_since.filter(|_| !lives).unwrap_or(0);
         // A birth in the future is that of a process in another time namespace. It is unknown.
         let birth = read(&page.owner.birth);
         let age = now.checked_sub(birth).unwrap_or(now).saturating_sub(ago);

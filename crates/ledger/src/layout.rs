@@ -324,18 +324,18 @@ pub(super) struct Waiting {
 /// The pressure on the slot's owner: how much memory it is asked to give back. See `demand`. All
 /// words but the first are used in the topmost ledger of the owner's groups.
 #[repr(C, align(64))]
-pub(super) struct PressureWords {
+pub struct PressureWords {
     /// The index of the owner's slot in the topmost ledger, plus 1; 0 if the owner is not to be
     /// asked.
-    pub registered: AtomicU64,
+    pub(super) registered: AtomicU64,
     /// The demand on the owner: see `demand::Demand::word`. 0 if there is none.
-    pub demand: AtomicU64,
+    pub(super) demand: AtomicU64,
     /// Number of demands. The owner sleeps on the low half, a futex.
-    pub count: AtomicU64,
+    pub(super) count: AtomicU64,
     /// Time of the last demand by the wall clock, in milliseconds since 1970.
-    pub asked_at: AtomicU64,
+    pub(super) asked_at: AtomicU64,
     /// The last demand that the owner has answered: see `Slot::answer`.
-    pub answered: AtomicU64,
+    pub(super) answered: AtomicU64,
     spare: [AtomicU64; 3],
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// One group whose limit a process must keep: its own group, a parent group, or the root group.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone)]
 pub struct Level<'a> {
     /// This process's slot in the group's ledger.
     pub slot: &'a Slot,

@@ -30,6 +30,7 @@ mod map;
 mod maps;
 #[cfg(all(test, loom))]
 mod model;
+mod moment;
 mod orphans;
 #[cfg_attr(all(test, loom), path = "model/os.rs")]
 mod os;
@@ -58,14 +59,14 @@ pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use gate::{Calls, FORGED, Gate, Owner, Place, Says, Step, step};
 pub use history::{Bill, Extremes, Period, Resolution};
-pub use layout::HOLDERS;
+pub use layout::{HOLDERS, PressureWords};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,
     restore, try_charge, try_charge_ahead, uncharge, uncharge_idle,
 };
 pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;
-pub use protection::{Protection, child_key};
+pub use protection::{Protection, Share, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
@@ -354,13 +355,11 @@ impl Ledger {
         // A member that is asked all the time cannot work.
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
-        let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
-        if !self.map.writable() || (before <= now && now - before < OFTEN_MS) {
-            return false;
+        let asks = self.map.writable() && moment::is_first_in(&signals.asked_at, OFTEN_MS);
+        if asks {
+            self.call_members();
         }
-        signals.asked_at.store(now, Ordering::Relaxed);
-        self.call_members();
-        true
+        asks
     }
 
     /// Asks members as [`Self::ask_members`] does, however often they were asked.
@@ -398,25 +397,14 @@ impl Ledger {
     /// most once a second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.header().above_high[device.get()];
-        let now = os::boot_ms();
-        let before = noted.load(Ordering::Relaxed);
-        let fresh = before <= now && now - before < 1_000;
-        !fresh
-            && self.map.writable()
-            && noted
-                .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+        self.map.writable() && moment::is_first_in(noted, 1_000)
     }
 
     /// Returns whether the calling process is to say at its end that it was refused: the first of
     /// the group's processes, or in a group that `lasts` the first of ten seconds.
     pub fn take_explanation(&self, lasts: bool) -> bool {
-        const APART_MS: u64 = 10_000;
-        let explained = &self.header().explained;
-        let (before, now) = (explained.load(Ordering::Relaxed), os::boot_ms().max(1));
-        let is_due = before == 0 || lasts && now.abs_diff(before) >= APART_MS;
-        let take = || explained.replace(before, now, Ordering::Relaxed).is_ok();
-        is_due && self.map.writable() && take()
+        let apart_ms = if lasts { 10_000 } else { u64::MAX };
+        self.map.writable() && moment::is_first_in(&self.header().explained, apart_ms)
     }
 
     /// Adds an event to the ring buffer, and to the trail if the ledger has one. In a full buffer,

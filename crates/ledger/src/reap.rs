@@ -11,7 +11,7 @@ use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
-use super::{DeviceIndex, EventKind, Happening, Ledger, Slot, os, suspension, wait};
+use super::{DeviceIndex, EventKind, Happening, Ledger, Slot, moment, os, suspension, wait};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -177,15 +177,8 @@ fn record(ledger: &Ledger, slot: usize, witness: &dyn Witness) {
 /// Returns whether a dead owner's slot has drained. The first call stores the present time. The
 /// caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
-    let owner = &ledger.content().slots[slot].owner;
-    let now = os::boot_ms();
-    let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // A stored time in the future is wrong: it is from another boot clock or a damaged file.
-    if since == 0 || since > now {
-        owner.dead_since.store(now, Ordering::Relaxed);
-        since = now;
-    }
-    has_drained(ledger, slot, witness, now - since)
+    let dead_since = &ledger.content().slots[slot].owner.dead_since;
+    has_drained(ledger, slot, witness, moment::age_from_now_on(dead_since))
 }
 
 /// Returns whether a slot has drained. Its owner was found dead `dead_ms` milliseconds ago.
@@ -310,21 +303,8 @@ impl Witness for Patient {
 /// billed. For a process that has joined, with the slot `own`: loading NVML would take it too long,
 /// so it mostly leaves the charges to others. Of many processes that join at once, one looks.
 pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
-    if !ledger.keeps_history() {
-        return;
-    }
     let looked_at = &ledger.header().looked_at;
-    let (now, before) = (os::boot_ms(), looked_at.load(Ordering::Relaxed));
-    // A stored time in the future is wrong, and does not count.
-    let is_fresh = now
-        .checked_sub(before)
-        .is_some_and(|age| before != 0 && age < FRESH_MS);
-    let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
-    if is_fresh
-        || looked_at
-            .compare_exchange(before, now, order, failed)
-            .is_err()
-    {
+    if !ledger.keeps_history() || !moment::is_first_in(looked_at, FRESH_MS) {
         return;
     }
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
@@ -374,9 +354,8 @@ impl Slot {
             }
         });
         let swept_at = &ledger.header().swept_at[device.get()];
-        // A stored time in the future is wrong, and does not count.
-        let age = || os::boot_ms().wrapping_sub(swept_at.load(Ordering::Relaxed));
-        pauses.min().is_some_and(|pause| age() >= pause)
+        let age = || moment::age(swept_at, os::boot_ms());
+        (pauses.min()).is_some_and(|pause| age().is_none_or(|age| age >= pause))
     }
 
     fn charged_others(&self, device: DeviceIndex) -> impl Iterator<Item = usize> {
@@ -399,14 +378,7 @@ impl Ledger {
     /// Returns whether requests still wait for the end of a slot's owner, which is killed or
     /// exiting. All requests share one patience, which begins with the first call for the owner.
     pub fn awaits_end(&self, slot: usize) -> bool {
-        let since = &self.content().slots[slot].ending_since;
-        let (began, now) = (since.load(Ordering::Relaxed), os::boot_ms());
-        // A stored time in the future is wrong.
-        if began == 0 || began > now {
-            since.store(now, Ordering::Relaxed);
-            return true;
-        }
-        now - began < ENDING_MS
+        moment::age_from_now_on(&self.content().slots[slot].ending_since) < ENDING_MS
     }
 }
 
@@ -438,8 +410,7 @@ pub(super) fn sweep(
     };
     let began = os::boot_ms();
     let swept_at = &ledger.header().swept_at[device.get()];
-    // A stored time in the future is wrong, and does not count.
-    let age = began.checked_sub(swept_at.load(Ordering::Relaxed));
+    let age = moment::age(swept_at, began);
     // Checking one owner takes about 15 µs, so a large group is checked completely only once in
     // `FRESH_MS` milliseconds.
     let mut share = match age {

@@ -5,7 +5,7 @@ use super::charge::{self, UNIT};
 use super::layout::{DeviceStats, SlotPage};
 use super::reap::{self, Witness};
 use super::wait::Request;
-use super::{Category, DeviceIndex, Errand, Ledger, Slot, orphans, os, slot};
+use super::{Category, DeviceIndex, Errand, Ledger, Slot, moment, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -362,11 +362,8 @@ impl Ledger {
     /// Returns for how many milliseconds the owner of a slot has been dead by the file; 0 if
     /// unknown.
     fn dead_ms(&self, slot: usize, now: u64) -> u64 {
-        let owner = &self.content().slots[slot].owner;
-        match owner.dead_since.load(Ordering::Relaxed) {
-            0 => 0,
-            since => now.saturating_sub(since),
-        }
+        let dead_since = &self.content().slots[slot].owner.dead_since;
+        moment::age(dead_since, now).unwrap_or(0)
     }
 
     /// Returns the figures of a slot on one device.

@@ -17,8 +17,8 @@ use super::reserve::{Changes, Reserve, State};
 use crate::abi::Context;
 pub use prepaid::Prepaid;
 
-/// What is known of the driver's own memory. In its reserve, bytes are kept for memory that
-/// contexts take later.
+/// The measured and the estimated sizes of the driver's own memory on one GPU. The reserve of this
+/// part keeps bytes for memory that contexts take later.
 #[derive(Default)]
 pub(super) struct Part {
     /// The size of the driver's own memory at the last measurement, in bytes. The reserve counts

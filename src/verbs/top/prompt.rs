@@ -27,7 +27,7 @@ pub enum Question {
     Move(Name, Option<Who>, Moved),
 }
 
-/// What is to be done with the memory of processes: a verb of the command line.
+/// The verb that a prompt of `top` runs on processes: `gpulimit suspend` or `gpulimit resume`.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Moved {
     Suspend,

@@ -177,7 +177,6 @@ fn a_file_that_names_too_many_slots_has_all_existing_ones_read() {
 
 #[test]
 fn protected_memory_leaves_less_room() {
-    #[derive(Debug)]
     struct Keeps;
     impl Protection for Keeps {
         fn untaken(&self, _: &Ledger, _: DeviceIndex, low: bool) -> u64 {

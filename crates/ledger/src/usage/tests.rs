@@ -180,6 +180,29 @@ fn dead_members_are_listed_while_they_drain() {
     drop(alive);
 }
 
+/// docs/internals/bounds.md names this bound: no file tells when a process ended.
+#[test]
+fn the_grace_time_of_a_process_that_ended_long_ago_begins_at_the_first_look() {
+    for (witness, first) in [(None, 1), (Some(false), 0)] {
+        let scratch = Scratch::new();
+        let dead = scratch.dead(&stranger(1), 5, 0);
+        let page = &scratch.content().slots[dead];
+        let long_ago = os::boot_ms().saturating_sub(3_600_000).max(1);
+        page.owner.birth.store(long_ago, Ordering::Relaxed);
+        page.alive_at.store(long_ago, Ordering::Relaxed);
+        let witness = Knows(witness);
+        let look = || {
+            scratch.clean(&witness);
+            scratch.processes(&witness).len()
+        };
+        assert_eq!(look(), first);
+        assert_eq!(look(), first, "the second has not passed");
+        let since = &page.owner.dead_since;
+        since.store(os::boot_ms() - 1_000, Ordering::Relaxed);
+        assert_eq!(look(), 0);
+    }
+}
+
 #[test]
 fn reclaimable_memory_is_bounded_by_the_charge() {
     let scratch = Scratch::new();

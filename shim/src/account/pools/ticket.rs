@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::steps::within;
 use crate::abi::DevicePtr;
 
-/// The ticket waits for a call, or a call has it. The rest of the word are the calls since the
-/// pool's reserved bytes were read.
+/// The bits of the word: `FREE` while the pool has the ticket, `TAKEN` while a call has it. The
+/// bits above count the calls since the pool's reserved bytes were read. 0 without a ticket.
 const FREE: u64 = 1;
 const TAKEN: u64 = 2;
 const CALL: u64 = 4;
@@ -24,15 +24,15 @@ const STEPS: usize = 64;
 /// The ticket of a pool.
 pub struct Ticket {
     word: AtomicU64,
-    /// Some of the steps in which allocations of the pool have lain, each plus 1. They change only
-    /// while there is no ticket.
+    /// Some of the steps in which allocations of the pool have lain, each plus 1. Threads change
+    /// them only between [`Self::take_back`] and the next ticket.
     steps: [AtomicU64; STEPS],
 }
 
-/// What became of a ticket.
+/// Where [`Ticket::take_back`] found the ticket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// There was none.
+    /// The pool had no ticket.
     Nothing,
     /// The pool had it. `unseen`: the calls since the pool's reserved bytes were read.
     Back { unseen: u32 },

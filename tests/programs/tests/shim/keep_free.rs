@@ -199,7 +199,8 @@ fn a_standstill_counts_requests_that_wait_for_it() {
     }
 }
 
-/// What one racer has done, by its trace: see `GPULIMIT_SIM_TRACE`.
+/// The calls of one racing program, counted in the trace of the simulated driver
+/// (`GPULIMIT_SIM_TRACE`).
 #[derive(Default)]
 struct Race {
     /// How often the racer gave memory back that it had just got.
