@@ -151,6 +151,14 @@ pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     }
 }
 
+/// Formats bytes, and the limit that they count against: `1.0 of 4.0 GiB`.
+pub fn of_max(bytes: u64, max: Option<u64>) -> String {
+    match max {
+        Some(max) => format!("{} of {}", gib(bytes).in_unit_of(max), gib(max)),
+        None => gib(bytes).to_string(),
+    }
+}
+
 /// Formats a size for a table.
 pub fn size(size: Size) -> String {
     match size {

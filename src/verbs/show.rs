@@ -69,8 +69,7 @@ impl order::Key<Figures> for Key {
             Self::Free => |gpu| gpu.free,
             Self::Refused => |gpu| gpu.refusals,
         };
-        let known = group.gpus.iter().filter_map(figure);
-        Place::figure(known.reduce(u64::saturating_add))
+        Place::figure(group.sum_of_known(figure))
     }
 }
 
