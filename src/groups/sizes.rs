@@ -5,7 +5,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size, gib};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Setting, Values, names};
 
-/// The command line options for the sizes of a group's limits.
+/// The command line options for the sizes of a group's limits, and for the GPUs that they are for.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
@@ -29,6 +29,11 @@ pub struct Sizes {
     /// themselves by the total, as JAX and vLLM do, need --max as well
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub keep_free: Option<Extent>,
+
+    /// The GPU or MIG instance to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat
+    /// for more
+    #[arg(long = "device", value_name = "GPU")]
+    pub devices: Vec<String>,
 }
 
 impl Sizes {
