@@ -2,10 +2,11 @@
 
 use crate::machine::{nvml::Driver, obstacles};
 use crate::shown::output;
+use crate::suspension::report::{check_some_live, report};
 use crate::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, reason, time};
 use crate::suspension::world::{Machine, Stop, record, report_lost};
-use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::report};
+use crate::suspension::{bound::passed, checkpoint::Checkpoints};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -110,11 +111,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     }
     let group = args.which.group.as_deref();
     let status = report(&subjects, &before, &[], group, args.json)?;
-    match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
-        true => Err(nothing("all processes have ended or called exec meanwhile")),
-        false if starts => Ok(ExitCode::FAILURE),
-        false => Ok(status),
-    }
+    check_some_live(&subjects).map_err(nothing)?;
+    Ok(if starts { ExitCode::FAILURE } else { status })
 }
 
 /// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
