@@ -72,25 +72,19 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         if subject.is_suspended() {
             continue;
         }
-        match subject.bytes(Some(gpus)) {
+        let why = match subject.bytes(Some(gpus)) {
+            1.. => {
+                set.push(at);
+                continue;
+            }
             0 if subject.waits() => {
                 starts = true;
-                output::note(&format!(
-                    "{name} runs on: it has no memory on a GPU, and waits for some; it starts when \
-                     there is room",
-                    name = subject.name()
-                ));
+                "it has no memory on a GPU, and waits for some; it starts when there is room"
             }
-            0 if subject.counts_contexts() => output::note(&format!(
-                "{name} runs on: it has no memory on a GPU, but may take some later",
-                name = subject.name()
-            )),
-            0 => output::note(&format!(
-                "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
-                name = subject.name()
-            )),
-            _ => set.push(at),
-        }
+            0 if subject.counts_contexts() => "it has no memory on a GPU, but may take some later",
+            0 => "NVML shows no memory of it, and its group does not count contexts",
+        };
+        output::note(&format!("{} runs on: {why}", subject.name()));
     }
     check(gpus, &machine, &subjects, &set, !args.which.pids.is_empty())?;
     if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
@@ -119,24 +113,18 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
 /// other programs have taken their room meanwhile, and records them. Names those that are left
 /// half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
-    let is_down = |at: &&usize| {
-        subjects[**at].errand().0 == Errand::None
-            && matches!(machine.state(**at), Ok(State::Checkpointed))
-    };
     let mut some = false;
-    for at in set.iter().filter(is_down) {
+    for (at, subject) in set.iter().map(|at| (*at, &subjects[*at])) {
+        let has_none = subject.errand().0 == Errand::None;
+        if has_none && matches!(machine.state(at), Ok(State::Checkpointed)) {
+            record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+            output::note(&stays_suspended(subject));
+        } else if subject.is_half_done() {
+            output::note(&finish_it(subject));
+        } else {
+            continue;
+        }
         some = true;
-        let subject = &subjects[*at];
-        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
-        output::note(&stays_suspended(subject));
-    }
-    for subject in set
-        .iter()
-        .map(|at| &subjects[*at])
-        .filter(|one| one.is_half_done())
-    {
-        some = true;
-        output::note(&finish_it(subject));
     }
     let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
     match failure.is_interrupted {
