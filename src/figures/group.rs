@@ -149,9 +149,7 @@ impl Figures {
         }
         let mut gpu = |id| {
             let mut gpu = Gpu::of(view, id, driver);
-            let mut devices = view.devices.iter();
-            let device = devices.find(|device| device.id == id);
-            gpu.trend = (|| trends(view, device?, gpu.usage?))();
+            gpu.trend = (|| trends(view, view.device(id)?, gpu.usage?))();
             gpu
         };
         // GPUs that NVML does not list come last, in the order of the ledger.
@@ -352,7 +350,7 @@ impl Gpu {
     /// Reads a group's figures for a GPU, except the trend and what waits. If the group has never
     /// used the GPU, its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
-        let entry = view.devices.iter().find(|device| device.id == id);
+        let entry = view.device(id);
         let capacity = view.capacity(id, driver);
         let own = bytes(view.rules.for_device(id, Key::Max), capacity);
         let usage = view.ledger.as_ref().map(|ledger| {

@@ -240,7 +240,7 @@ impl OfLedger {
         let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
         let more = |gpu: &Gpu| {
             let ledger = ledger?;
-            let entry = view.devices.iter().find(|device| device.id == gpu.id)?;
+            let entry = view.device(gpu.id)?;
             let its = all_bills.iter().filter(|bill| bill.device == entry.index);
             Some(More {
                 bills: its

@@ -161,7 +161,7 @@ fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
 
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
     let found = || {
-        let entry = view.devices.iter().find(|device| device.id == gpu)?;
+        let entry = view.device(gpu)?;
         Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))
     };
     found().unwrap_or_default()
