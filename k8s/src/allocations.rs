@@ -20,6 +20,7 @@
 use crate::library::replace;
 use crate::units::{Share, Unit};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::missing::found;
 use gpulimit_base::text_file;
 use gpulimit_base::units::Size;
 use gpulimit_group::pod::{Pod, VIEWS};
@@ -353,20 +354,13 @@ impl Allocations {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
             Ok(()) | Err(GroupError::Missing { .. }) => {}
-            Err(_) if force => gone(&group, fs::remove_dir_all(&group))?,
+            Err(_) if force => drop(found(fs::remove_dir_all(&group)).map_err(at(&group))?),
             Err(error) => return Err(error.to_string()),
         }
         let (view, record) = (self.view_of(name), self.records.join(name));
-        gone(&view, fs::remove_dir_all(&view))?;
-        gone(&record, fs::remove_file(&record))
-    }
-}
-
-/// Counts the removal of a file that did not exist as a success.
-fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
-    match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(path)(error)),
-        _ => Ok(()),
+        found(fs::remove_dir_all(&view)).map_err(at(&view))?;
+        let removed = found(fs::remove_file(&record));
+        removed.map(drop).map_err(at(&record))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Installs libgpulimit.so on the node, in a directory that containers mount.
 
-use gpulimit_base::text_file;
+use gpulimit_base::{replace, text_file};
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -54,12 +54,5 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.new"));
-    let replaced = fs::write(&draft, bytes)
-        .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(mode)))
-        .and_then(|()| fs::rename(&draft, path));
-    if replaced.is_err() {
-        // Remove the incomplete new file, because the file system may be full.
-        let _ = fs::remove_file(&draft);
-    }
-    replaced
+    replace::replace(path, &draft, bytes, mode)
 }

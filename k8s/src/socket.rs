@@ -1,7 +1,8 @@
 //! Unix sockets, and the identity of a socket's file.
 
+use gpulimit_base::missing::found;
 use std::fs::{self, Permissions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
@@ -39,10 +40,7 @@ impl Socket {
     /// Listens at this path. Replaces the socket file that an earlier plugin left at this path when
     /// it was killed.
     pub fn listen(path: PathBuf) -> io::Result<(Self, UnixListener)> {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        found(fs::remove_file(&path))?;
         let listener = UnixListener::bind(&path)?;
         // Only root may connect to the plugin's socket; kubelet runs as root.
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;

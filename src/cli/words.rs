@@ -1,7 +1,8 @@
 //! Words that are not gpulimit's own: those of other tools and of earlier versions.
 //!
 //! A word with one meaning is rewritten before the command line is parsed. For another one, an
-//! error prints the right command. No help mentions these words.
+//! error prints the right command. No help mentions these words. Each key is an option, too: the
+//! verbs define those of sizes, and the others become settings here.
 
 use super::Cli;
 use crate::groups::sizes::is_setting;
@@ -9,7 +10,7 @@ use crate::machine::program;
 use crate::words::text::quoted;
 use clap::{Command, CommandFactory};
 use gpulimit_base::units::Extent;
-use gpulimit_limits::Key;
+use gpulimit_limits::{Key, names};
 use std::ffi::{OsStr, OsString};
 
 /// Returns what a word means: a verb; an option, in a verb that has it; the beginning of settings
@@ -20,7 +21,6 @@ fn meaning(word: &str) -> Option<&'static str> {
         "logs" => "events",
         "--memory" | "--limit" | "-m" => "--max",
         "--gpu" => "--device",
-        "--oom" => "oom=",
         "--wait" => "on_limit=wait wait_timeout=",
         "tree" => "`gpulimit tree` is now `gpulimit show --tree`",
         "ls" => "`gpulimit ls` is now `gpulimit show --names`",
@@ -79,19 +79,28 @@ fn option<'a>(verb: &Command, name: &'a str) -> Option<&'a str> {
     own.or_else(|| meaning(name).filter(has))
 }
 
+/// Returns the beginning of the settings that an option means: each key is an option, too.
+fn setting(name: &str) -> Option<String> {
+    let key = name.strip_prefix("--")?.replace(['-', '.'], "_");
+    let key = names().find(|own| own.replace('.', "_") == key);
+    let meant = meaning(name).filter(|meaning| meaning.ends_with('='));
+    key.map(|key| format!("{key}="))
+        .or(meant.map(str::to_owned))
+}
+
 /// Returns the words after the name of a verb in gpulimit's own words, after that name.
 fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String> {
     let is_run = verb.get_name() == "run";
     let has_settings = verb.get_positionals().any(|it| it.get_id() == "changes");
     let options = given.iter().map(|word| option(verb, parts(text(word)).0));
     let options: Vec<&str> = options.flatten().collect();
-    let mut done = vec![OsString::from(verb.get_name())];
+    let (mut done, mut settings) = (vec![OsString::from(verb.get_name())], Vec::new());
     let mut left = given.iter().peekable();
     while let Some(word) = left.next() {
         let (name, inline) = parts(text(word));
         let next = left.peek().map(|next| text(next));
         let value = inline.or(next).unwrap_or_default();
-        let setting = meaning(name).filter(|it| has_settings && it.ends_with('='));
+        let setting = has_settings.then(|| setting(name)).flatten();
         // The command, or the options of Python.
         let is_rest = is_run && !name.starts_with('-') && !is_setting(text(word))
             || ["-m", "-c"].contains(&name)
@@ -103,14 +112,14 @@ fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String
             done.extend((word != "--" && !text(word).is_empty()).then(|| "--".into()));
             done.push(word.clone());
             break;
-        } else if let Some(own) = option(verb, name).or(setting) {
+        } else if let Some(own) = option(verb, name).or(setting.as_deref()) {
             check(own, value)?;
             let pair = value.split_once('=');
             let pair = pair.filter(|_| own == "--max" && !options.contains(&"--device"));
             let rest = left.next_if(|_| inline.is_none());
             match (pair, rest) {
                 _ if own.ends_with('=') => {
-                    done.extend(format!("{own}{value}").split(' ').map(OsString::from));
+                    settings.extend(format!("{own}{value}").split(' ').map(OsString::from));
                 }
                 (Some((gpu, size)), _) => {
                     done.extend(["--device", gpu, own, size].map(OsString::from));
@@ -124,7 +133,8 @@ fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String
             done.push(word.clone());
         }
     }
-    done.extend(left.cloned());
+    // The name of the group may come after an option, but comes before settings.
+    done.extend(left.cloned().chain(settings));
     Ok(done)
 }
 
@@ -202,9 +212,17 @@ mod tests {
             ),
             (
                 "create a --oom none --limit 1G",
-                "create a oom=none --max 1G",
+                "create a --max 1G oom=none",
             ),
             ("set a --wait=5m", "set a on_limit=wait wait_timeout=5m"),
+            (
+                "create --on-limit wait a --wait-timeout=5m low=1G",
+                "create a low=1G on_limit=wait wait_timeout=5m",
+            ),
+            (
+                "set a --suspended-max 64G --suspended.max max --keep_free 1G",
+                "set a suspended.max=64G suspended.max=max keep_free=1G",
+            ),
             ("status -- a", "show -- a"),
             ("stats a --gpu 0", "show a --device 0"),
             ("logs --json", "events --json"),

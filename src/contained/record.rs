@@ -7,7 +7,7 @@
 
 use super::process::Process;
 use crate::words::failure::{Failure, cannot};
-use gpulimit_base::text_file;
+use gpulimit_base::{missing::found, text_file};
 use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
 use gpulimit_policy::rules;
 use serde::{Deserialize, Serialize};
@@ -156,9 +156,8 @@ impl Place {
 
     fn parse(&self, read: io::Result<Vec<u8>>) -> Result<Option<Record>, Failure> {
         let path = self.path().join(RECORD);
-        let bytes = match read {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(cannot("read", &path))?,
+        let Some(bytes) = found(read).map_err(cannot("read", &path))? else {
+            return Ok(None);
         };
         match serde_json::from_slice::<Record>(&bytes) {
             // A group made for the container alone has the directory's name. Any other name means
@@ -180,8 +179,8 @@ impl Place {
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
-        gone(place.remove_file(DRAFT))
-            .and_then(|()| place.create_file(DRAFT, 0o644))
+        found(place.remove_file(DRAFT))
+            .and_then(|_| place.create_file(DRAFT, 0o644))
             .and_then(|mut file| file.write_all(&text))
             .and_then(|()| place.rename(DRAFT, RECORD))
             .map_err(failed)
@@ -195,8 +194,9 @@ impl Place {
         let Some((folder, place)) = self.open()? else {
             return Ok(());
         };
-        gone(place.remove_file(DRAFT)).map_err(&failed)?;
-        gone(folder.remove_directory(&self.name)).map_err(failed)
+        found(place.remove_file(DRAFT)).map_err(&failed)?;
+        let removed = found(folder.remove_directory(&self.name));
+        removed.map(drop).map_err(failed)
     }
 
     /// Removes the container's directory with its view. If foreign files are in the view, these
@@ -207,14 +207,11 @@ impl Place {
         let Some((_, place)) = self.open()? else {
             return Ok(());
         };
-        match place.open_directory("view") {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            view => {
-                empty_view(&view.map_err(&failed)?, VIEW_DEPTH).map_err(&failed)?;
-                gone(place.remove_directory("view")).map_err(&failed)?;
-            }
+        if let Some(view) = found(place.open_directory("view")).map_err(&failed)? {
+            empty_view(&view, VIEW_DEPTH).map_err(&failed)?;
+            found(place.remove_directory("view")).map_err(&failed)?;
         }
-        gone(place.remove_file(RECORD)).map_err(&failed)?;
+        found(place.remove_file(RECORD)).map_err(&failed)?;
         self.remove_unrecorded()
     }
 
@@ -250,9 +247,8 @@ fn open_roots_own(
     path: &Path,
 ) -> Result<Option<Directory>, Failure> {
     let failed = cannot("open", path);
-    let directory = match opened {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(&failed)?,
+    let Some(directory) = found(opened).map_err(&failed)? else {
+        return Ok(None);
     };
     let about = directory.about().map_err(&failed)?;
     if about.uid() == 0 && about.mode() & 0o022 == 0 {
@@ -275,10 +271,10 @@ fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
         let text = name.to_str().unwrap_or_default();
         let is_known = VIEW_FILES.contains(&text) || text.starts_with(VIEW_PREFIX);
         match entry.kind {
-            EntryKind::File if is_known => gone(directory.remove_file(&name))?,
+            EntryKind::File if is_known => drop(found(directory.remove_file(&name))?),
             EntryKind::Directory if depth > 0 => {
                 empty_view(&directory.open_directory(&name)?, depth - 1)?;
-                gone(directory.remove_directory(&name))?;
+                found(directory.remove_directory(&name))?;
             }
             _ => {
                 return Err(io::Error::other(format!(
@@ -289,13 +285,6 @@ fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn gone(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 pub mod watch;
 
 use super::fields::{self, fields, left, right};
-use crate::groups;
+use crate::groups::{self, sizes::of_max};
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{clock::Moment, text};
 use gpulimit_base::device::DeviceId;
@@ -150,10 +150,7 @@ impl Line {
         let what = &self.event.what;
         let who = who(&what.process);
         let bytes = gib(what.bytes);
-        let state = match self.max() {
-            Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
-            None => gib(what.charged).to_string(),
-        };
+        let state = of_max(what.charged, self.max());
         let said = match what.kind {
             EventKind::Refusal => format!("{who} was refused {bytes}, with {state} charged"),
             EventKind::Wait => format!("{who} waits for {bytes}, with {state} charged"),

@@ -4,7 +4,7 @@ use super::fields::{self, Cell, fields, left, path, right};
 use super::past::{self, Recent};
 use super::trend::Trend;
 use super::waiting::{Waiter, Waiters};
-pub use crate::groups::sizes::{bytes, size};
+pub use crate::groups::sizes::{bytes, of_max, size};
 use crate::groups::sizes::{is_above, rule};
 use crate::groups::{self, Selection, View, above::Above, of_process};
 use crate::machine::nvml::Driver;
@@ -149,9 +149,7 @@ impl Figures {
         }
         let mut gpu = |id| {
             let mut gpu = Gpu::of(view, id, driver);
-            let mut devices = view.devices.iter();
-            let device = devices.find(|device| device.id == id);
-            gpu.trend = (|| trends(view, device?, gpu.usage?))();
+            gpu.trend = (|| trends(view, view.device(id)?, gpu.usage?))();
             gpu
         };
         // GPUs that NVML does not list come last, in the order of the ledger.
@@ -217,6 +215,12 @@ impl Figures {
         });
     }
 
+    /// Adds up the known figures of the GPUs; `None` if none is known.
+    pub fn sum_of_known(&self, figure: fn(&Gpu) -> Option<u64>) -> Option<u64> {
+        let known = self.gpus.iter().filter_map(figure);
+        known.reduce(u64::saturating_add)
+    }
+
     /// Returns whether nobody is in the group and nothing of it is on a GPU or on the host.
     pub fn is_idle(&self) -> bool {
         let holds = |gpu: &Gpu| gpu.usage > Some(0) || gpu.suspended > Some(0);
@@ -262,15 +266,14 @@ impl Figures {
     }
 
     fn gpu_json(&self, gpu: &Gpu) -> Value {
-        let (group, gpu) = (self, Some(gpu));
-        fields::json(Row::FIELDS, &Row { group, gpu }, None)
+        fields::json(Row::FIELDS, &Row::new(self, Some(gpu)), None)
     }
 
     /// Returns the rows of the group in tables.
     pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         let others = self.others.map(|_| None);
         let gpus = self.gpus.iter().map(Some).chain(others);
-        gpus.map(|gpu| Row { group: self, gpu })
+        gpus.map(|gpu| Row::new(self, gpu))
     }
 
     /// Returns a limit that is set for all GPUs.
@@ -347,7 +350,7 @@ impl Gpu {
     /// Reads a group's figures for a GPU, except the trend and what waits. If the group has never
     /// used the GPU, its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
-        let entry = view.devices.iter().find(|device| device.id == id);
+        let entry = view.device(id);
         let capacity = view.capacity(id, driver);
         let own = bytes(view.rules.for_device(id, Key::Max), capacity);
         let usage = view.ledger.as_ref().map(|ledger| {
@@ -479,9 +482,17 @@ impl Gpu {
 pub struct Row<'a> {
     pub group: &'a Figures,
     pub gpu: Option<&'a Gpu>,
+    /// Whether the figures are the sum of those of several GPUs.
+    pub is_sum: bool,
 }
 
 impl<'a> Row<'a> {
+    /// Returns the row of a group on one GPU; with `None`, on all GPUs without a row of their own.
+    pub fn new(group: &'a Figures, gpu: Option<&'a Gpu>) -> Self {
+        let is_sum = false;
+        Self { group, gpu, is_sum }
+    }
+
     fields! { pub FIELDS<'a>(it: Row<'a>):
         "": Text, path("GROUP") => &*it.group.title;
         "": Text, left("GPU") => it.label();
@@ -530,11 +541,6 @@ impl<'a> Row<'a> {
         /// The processes that wait for memory now.
         "waiting": Count, right("WAITING").sparse() => it.of(|gpu| gpu.waiting);
         "": Text, left("OPTIONS").narrow(1).sparse() => it.options();
-    }
-
-    /// Returns whether the row has the sum of the figures of several GPUs.
-    pub fn is_sum(&self) -> bool {
-        self.gpu.is_some_and(|gpu| gpu.label.is_empty())
     }
 
     fn of<T>(&self, figure: impl Fn(&'a Gpu) -> Option<T>) -> Option<T> {
@@ -606,6 +612,11 @@ impl<'a> Row<'a> {
         };
         count.into()
     }
+}
+
+/// Returns NVML's index of a GPU, or else the beginning of its UUID.
+pub fn short_label(index: Option<u32>, id: DeviceId) -> String {
+    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
 
 /// Returns a part in percent of a whole, rounded to the nearest; `None` if the whole is 0.

@@ -8,7 +8,8 @@
 use super::fields::{fields, left, right};
 use super::place;
 use crate::groups;
-use crate::machine::look::{self, Candidate, Question};
+use crate::machine::child::What;
+use crate::machine::look::{self, Candidate};
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::device::DeviceId;
@@ -109,7 +110,8 @@ impl Finder {
         let pids: Vec<u32> = pids
             .filter(|pid| !self.late.contains_key(&key(*pid)))
             .collect();
-        let answers = look::ask(Question::Candidate, &pids, self.patience).map_err(Failure::new)?;
+        let answers =
+            look::ask((What::Candidate, None), &pids, self.patience).map_err(Failure::new)?;
         let late = pids.iter().filter(|pid| !answers.contains_key(pid));
         self.late
             .extend(late.map(|pid| (key(*pid), Instant::now())));

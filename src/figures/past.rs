@@ -3,7 +3,7 @@
 use super::fields::{self, fields};
 use super::spans::{Span, Window};
 use super::trend::{self, Grower, Series, Trend};
-use crate::figures::Gpu;
+use crate::figures::{Gpu, of_max};
 use crate::groups::View;
 use crate::machine::nvml::Driver;
 use crate::words::clock::{self, Moment};
@@ -179,10 +179,7 @@ impl Past {
             let counts = self.spans.iter().map(|span| u64::from(count(span)));
             counts.sum::<u64>()
         };
-        let used = match self.gpu.limit() {
-            Some(max) => format!("{} of {}", gib(self.usage).in_unit_of(max), gib(max)),
-            None => gib(self.usage).to_string(),
-        };
+        let used = of_max(self.usage, self.gpu.limit());
         let mut said = format!("GPU {}  {used} used", self.gpu.label);
         if let Some(suspended) = self.gpu.suspended.filter(|bytes| *bytes > 0) {
             said += &format!(", {} suspended", gib(suspended));

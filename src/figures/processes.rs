@@ -3,8 +3,7 @@
 use super::fields::{self, fields, left, path, right};
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
-use crate::machine::look::{self, Question};
-use crate::machine::{accounts, nvml::Driver, pids::Pids};
+use crate::machine::{accounts, child::What, look, nvml::Driver, pids::Pids};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -115,7 +114,7 @@ impl Commands {
             .filter(|(key, _)| !self.known.contains_key(key))
             .collect();
         let numbers: Vec<u32> = asked.iter().map(|((pid, ..), _)| *pid).collect();
-        let lines = look::ask(Question::Command, &numbers, self.patience);
+        let lines = look::ask((What::Command, None), &numbers, self.patience);
         let now = Instant::now();
         for (key, identity) in asked {
             let line = match &lines {

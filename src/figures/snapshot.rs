@@ -1,7 +1,7 @@
 //! Everything that `top` and `serve` show, read in one round.
 
 use super::fields::{self, fields};
-use super::outside::Outside;
+use super::outside::{Finder, Outside};
 use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups;
@@ -40,46 +40,50 @@ pub struct GpuMemory {
     pub outside: Option<(usize, u64)>,
 }
 
-/// Reads groups one after the other, each open only while it is read: a thousand open ledgers would
-/// take much memory.
-#[derive(Default)]
-pub struct Reader {
-    waiters: Waiters,
-    groups: Vec<(usize, Figures)>,
-    seen: Vec<(usize, Seen)>,
-}
-
-/// What a [`Reader`] has read.
+/// The groups and the GPUs at one moment.
 pub struct Round {
+    pub gpus: Vec<GpuMemory>,
     /// The groups. Each group comes before the groups below it.
     pub groups: Vec<Figures>,
     /// The members of the readable groups, in the same order.
     pub seen: Vec<Seen>,
     pub waiters: Waiters,
+    /// The processes outside of all groups, as far as they are known.
+    pub outside: Vec<Outside>,
 }
 
-impl Reader {
-    /// Adds the group at this place of the selection, with its figures, and closes its ledger.
-    pub fn add(&mut self, at: usize, view: View, figures: Figures, driver: Option<&Driver>) {
-        self.waiters.add(&view, driver);
-        self.groups.push((at, figures));
-        self.seen.extend(view.into_seen().map(|seen| (at, seen)));
-    }
-
-    /// Returns the groups in the order of the selection.
-    pub fn end(mut self, driver: Option<&Driver>) -> Round {
-        for (_, seen) in &self.seen {
-            self.waiters.add_below(&seen.group, &seen.processes, driver);
+impl Round {
+    /// Reads the figures of the groups that `visit` opens one after the other, and the GPUs. Each
+    /// group is open only while it is read: a thousand open ledgers would take much memory. Also
+    /// returns what `visit` returns.
+    pub fn read<T>(
+        driver: Option<&Driver>,
+        outside: &mut Finder,
+        visit: impl FnOnce(&mut dyn FnMut(usize, View)) -> T,
+        mut figures: impl FnMut(usize, &View) -> Figures,
+    ) -> (Self, T) {
+        let (mut groups, mut seen, mut waiters) = (Vec::new(), Vec::new(), Waiters::default());
+        let visited = visit(&mut |at, view| {
+            groups.push((at, figures(at, &view)));
+            waiters.add(&view, driver);
+            seen.extend(view.into_seen().map(|seen| (at, seen)));
+        });
+        let (mut groups, seen): (_, Vec<Seen>) = (in_order(groups), in_order(seen));
+        for seen in &seen {
+            waiters.add_below(&seen.group, &seen.processes, driver);
         }
-        let mut groups = in_order(self.groups);
         for group in &mut groups {
-            group.count_waiting(&self.waiters);
+            group.count_waiting(&waiters);
         }
-        Round {
+        let outside = outside.known(driver);
+        let round = Self {
+            gpus: gpus(&groups, outside.as_deref(), driver),
             groups,
-            seen: in_order(self.seen),
-            waiters: self.waiters,
-        }
+            seen,
+            waiters,
+            outside: outside.unwrap_or_default(),
+        };
+        (round, visited)
     }
 }
 
@@ -138,7 +142,7 @@ fn some(text: &str) -> Option<&str> {
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
 /// know.
-pub fn gpus(
+fn gpus(
     groups: &[Figures],
     outside: Option<&[Outside]>,
     driver: Option<&Driver>,

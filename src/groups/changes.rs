@@ -161,49 +161,44 @@ impl Changes {
                 .map(|device| device.capacity)
                 .or_else(|| groups::gpu(id, driver)?.capacity)
         };
-        let mut lines = Vec::new();
-        for target in &self.targets {
-            // `None` is a GPU of unknown size. Bytes are compared only with bytes, percentages only
-            // with percentages.
-            let mut gpus: Vec<Option<DeviceId>> = match target {
-                Selector::Device(id) => vec![Some(*id)],
-                Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
-            };
-            if gpus.is_empty() {
-                gpus.push(None);
-            }
-            for id in gpus {
-                let capacity = id.and_then(capacity);
-                let own = match id {
-                    Some(id) => now.for_device(id, Key::Max),
-                    None => now.get(Selector::All, Key::Max),
-                };
-                let Some(own) = own else { continue };
-                let theirs = |above: &Above| match id {
-                    Some(id) => above.rules.for_device(id, Key::Max),
-                    None => above.rules.get(Selector::All, Key::Max),
-                };
-                let above = above
-                    .iter()
-                    .filter_map(|above| Some((above.group.name(), theirs(above)?)));
-                lines.extend(lower_max(own, above, capacity).filter(|line| !lines.contains(line)));
-            }
-        }
-        lines
+        let gpus = self.targets.iter().flat_map(|target| match target {
+            Selector::Device(id) => vec![Some(*id)],
+            Selector::All if seen.is_empty() => vec![None],
+            Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
+        });
+        let gpus = gpus.map(|id| id.map(|id| (id, capacity(id))));
+        let above = above.iter().map(|above| (above.group.name(), &above.rules));
+        outranked(now, &Vec::from_iter(above), &Vec::from_iter(gpus))
     }
 }
 
-/// Returns a warning that names the smallest `max` in `above`, if that `max` is smaller than `own`.
-pub fn lower_max<'a>(
-    own: Size,
-    above: impl Iterator<Item = (&'a str, Size)>,
-    capacity: Option<u64>,
-) -> Option<String> {
-    let smaller = above.filter(|(_, theirs)| is_above(own, *theirs, capacity));
-    let (name, theirs) = smaller.min_by_key(|(_, theirs)| bytes(Some(*theirs), capacity))?;
-    Some(format!(
-        "max={own} is above max={theirs} of group {name}: the lower limit applies"
-    ))
+/// Returns a warning for each GPU on which a group `above` has a smaller `max`. The GPUs have their
+/// memory. `None` is a GPU of unknown size: bytes are compared only with bytes, percentages only
+/// with percentages.
+pub fn outranked(
+    own: &LimitSet,
+    above: &[(&str, &LimitSet)],
+    gpus: &[Option<(DeviceId, Option<u64>)>],
+) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for gpu in gpus {
+        let max = |limits: &LimitSet| match gpu {
+            Some((id, _)) => limits.for_device(*id, Key::Max),
+            None => limits.get(Selector::All, Key::Max),
+        };
+        let Some(own) = max(own) else { continue };
+        let capacity = gpu.and_then(|(_, capacity)| capacity);
+        let theirs = above
+            .iter()
+            .filter_map(|(name, limits)| Some((name, max(limits)?)));
+        let smaller = theirs.filter(|(_, theirs)| is_above(own, *theirs, capacity));
+        let least = smaller.min_by_key(|(_, theirs)| bytes(Some(*theirs), capacity));
+        let line = least.map(|(name, theirs)| {
+            format!("max={own} is above max={theirs} of group {name}: the lower limit applies")
+        });
+        lines.extend(line.filter(|line| !lines.contains(line)));
+    }
+    lines
 }
 
 /// Returns the memory of each GPU; empty if no setting needs it.

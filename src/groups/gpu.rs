@@ -63,12 +63,9 @@ pub fn shown(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector
 /// beginning of a UUID.
 fn known_to_groups(text: &str, driver: Option<&Driver>) -> Option<DeviceId> {
     let text = text.trim_end_matches('…');
-    let is_listed = |gpu: &Gpu| {
-        let instances = gpu.instances.iter().flatten();
-        [gpu.id].iter().chain(instances).any(|id| id.matches(text))
-    };
+    let is_listed = |driver: &Driver| all(driver.gpus()).any(|(_, id)| id.matches(text));
     let is_index = text.bytes().all(|c| c.is_ascii_digit());
-    if is_index || driver.is_some_and(|driver| driver.gpus().iter().any(is_listed)) {
+    if is_index || driver.is_some_and(is_listed) {
         return None;
     }
     let selection = Selection::all().ok()?;
@@ -85,20 +82,11 @@ fn known_to_groups(text: &str, driver: Option<&Driver>) -> Option<DeviceId> {
 
 fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
     let is_index = text.bytes().all(|c| c.is_ascii_digit());
-    let named = |gpu: &Gpu| {
-        if is_index {
-            text.parse() == Ok(gpu.index)
-        } else {
-            same_bus(text, &gpu.bus) || gpu.id.matches(text)
-        }
+    let is_named = |(gpu, id): &(&Gpu, DeviceId)| match (is_index, *id == gpu.id) {
+        (true, is_whole) => is_whole && text.parse() == Ok(gpu.index),
+        (false, is_whole) => id.matches(text) || is_whole && same_bus(text, &gpu.bus),
     };
-    let is_named = |id: &&DeviceId| !is_index && id.matches(text);
-    let mut found: Vec<(&Gpu, DeviceId)> = Vec::new();
-    for gpu in gpus {
-        found.extend(named(gpu).then_some((gpu, gpu.id)));
-        let instances = gpu.instances.iter().flatten();
-        found.extend(instances.filter(is_named).map(|id| (gpu, *id)));
-    }
+    let found: Vec<_> = all(gpus).filter(is_named).collect();
     match found[..] {
         [(gpu, id)] if id == gpu.id && gpu.instances.is_some() => Err(cut(gpu)),
         [(_, id)] => Ok(id),
@@ -128,20 +116,24 @@ fn cut(gpu: &Gpu) -> Failure {
 }
 
 fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
-    let mut all = Vec::new();
-    for gpu in gpus {
-        all.push((gpu, gpu.id));
-        all.extend(gpu.instances.iter().flatten().map(|id| (gpu, *id)));
-    }
     Failure::usage(format_args!(
         "unknown GPU '{}' (known: {}): give an index, a UUID or its beginning, or a PCI bus id",
         text.escape_debug(),
-        if all.is_empty() {
+        if gpus.is_empty() {
             "none".into()
         } else {
-            list(all)
+            list(all(gpus).collect())
         }
     ))
+}
+
+/// Returns all GPUs, each before its MIG instances.
+fn all(gpus: &[Gpu]) -> impl Iterator<Item = (&Gpu, DeviceId)> {
+    gpus.iter().flat_map(|gpu| {
+        let ids = [gpu.id].into_iter();
+        ids.chain(gpu.instances.iter().flatten().copied())
+            .map(move |id| (gpu, id))
+    })
 }
 
 /// Lists GPUs by index and UUID, and MIG instances by UUID.

@@ -427,10 +427,17 @@ impl View {
         damage.map_or(Ok(view), |damage| Err(damage.into()))
     }
 
+    /// Returns the group's entry of a GPU; `None` if its members have not used the GPU.
+    pub fn device(&self, id: DeviceId) -> Option<&DeviceEntry> {
+        self.devices.iter().find(|device| device.id == id)
+    }
+
     /// Returns the memory of a GPU in bytes, as the group or NVML knows it.
     pub fn capacity(&self, id: DeviceId, driver: Option<&Driver>) -> Option<u64> {
-        let entry = self.devices.iter().find(|device| device.id == id);
-        let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
+        let known = self
+            .device(id)
+            .map(|entry| entry.capacity)
+            .filter(|bytes| *bytes > 0);
         known.or_else(|| gpu(id, driver)?.capacity)
     }
 

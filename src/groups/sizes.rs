@@ -5,7 +5,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size, gib};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Setting, Values, names};
 
-/// The command line options for the sizes of a group's limits.
+/// The command line options for the sizes of a group's limits, and for the GPUs that they are for.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
@@ -29,6 +29,11 @@ pub struct Sizes {
     /// themselves by the total, as JAX and vLLM do, need --max as well
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub keep_free: Option<Extent>,
+
+    /// The GPU or MIG instance to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat
+    /// for more
+    #[arg(long = "device", value_name = "GPU")]
+    pub devices: Vec<String>,
 }
 
 impl Sizes {
@@ -148,6 +153,14 @@ pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,
         (size, capacity) => Some(size.resolve(capacity.unwrap_or(0))),
+    }
+}
+
+/// Formats bytes, and the limit that they count against: `1.0 of 4.0 GiB`.
+pub fn of_max(bytes: u64, max: Option<u64>) -> String {
+    match max {
+        Some(max) => format!("{} of {}", gib(bytes).in_unit_of(max), gib(max)),
+        None => gib(bytes).to_string(),
     }
 }
 

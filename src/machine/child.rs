@@ -1,5 +1,6 @@
 //! Asks questions of `gpulimit __probe`, a child process that may crash in a driver or a library.
 
+use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
 use gpulimit_policy as policy;
 use std::env;
@@ -8,6 +9,43 @@ use std::process::{Command, Stdio};
 
 /// The name of the hidden verb with which gpulimit starts its child processes.
 pub const VERB: &str = "__probe";
+
+/// What a child process is asked.
+#[derive(Copy, Clone, clap::ValueEnum)]
+pub enum What {
+    /// The version of the CUDA driver, and whether the driver works.
+    Driver,
+    /// The GPUs that CUDA shows.
+    Gpus,
+    /// The facts about the preloaded libgpulimit.so and its hooks.
+    Preload,
+    /// The reason why this machine cannot suspend processes; no answer if it can.
+    Checkpoints,
+    /// The findings of `gpulimit doctor --pid` about a running process.
+    Process,
+    /// For each pid on standard input: whether the process is a member of this ledger's group,
+    /// `yes`, `no` or [`super::look::DENIED`].
+    Member,
+    /// For each pid on standard input: whether the process has mapped this file, `yes` or `no`.
+    Uses,
+    /// For each pid on standard input: the beginning of the process's command line, in hexadecimal
+    /// digits.
+    Command,
+    /// For each pid on standard input: the obstacles to suspending the process that its memory,
+    /// memory map and environment show, as [`super::obstacles::answer`] writes them.
+    Contents,
+    /// For each pid on standard input: the facts that tell whether the process is in a group, a
+    /// [`super::look::Candidate`] as JSON.
+    Candidate,
+}
+
+impl What {
+    /// Returns the argument of [`VERB`].
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
 
 /// The `key value` lines that a child process has written.
 #[derive(Default)]
@@ -28,10 +66,10 @@ impl Answers {
 
 /// Runs `gpulimit __probe` in a child process and returns its answers. The error says how the child
 /// failed.
-pub fn ask(what: &str, preload: Option<&Path>) -> Result<Answers, String> {
+pub fn ask(what: What, preload: Option<&Path>) -> Result<Answers, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
-    command.arg(VERB).arg(what).stdin(Stdio::null());
+    command.arg(VERB).arg(what.name()).stdin(Stdio::null());
     // Remove the variables that select a group: a group's limits would change the answers about the
     // driver and the library.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
@@ -55,7 +93,7 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Answers, String> {
 
 /// Returns the GPUs that CUDA calls integrated, with the bytes of memory that it shows of each.
 pub fn integrated_gpus() -> Vec<(DeviceId, u64)> {
-    let answers = ask("gpus", None).unwrap_or_default();
+    let answers = ask(What::Gpus, None).unwrap_or_default();
     let lines = answers.all("integrated");
     let gpu = |line: &str| {
         let (id, bytes) = line.split_once(' ')?;
@@ -67,7 +105,7 @@ pub fn integrated_gpus() -> Vec<(DeviceId, u64)> {
 /// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Empty if the driver
 /// does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
-    let answers = ask("gpus", None).unwrap_or_default();
+    let answers = ask(What::Gpus, None).unwrap_or_default();
     let gpus = answers.all("gpu");
     gpus.filter_map(|id| Some(id.parse::<DeviceId>().ok()?.uuid))
         .collect()

@@ -2,6 +2,7 @@
 
 use crate::words::failure::{Failure, cannot};
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use gpulimit_base::replace;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -49,40 +50,13 @@ pub fn make_directory(path: &Path) -> Result<(), Failure> {
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    replace_by(path, &draft, bytes, mode).map_err(failed("write", path))?;
+    replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
     // Makes the new file survive a loss of power. Ignores errors, because the file is already
     // replaced.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
-}
-
-/// Writes a new file at `draft` with this mode, and renames it to `path`. Open files and mappings
-/// keep the old content.
-pub fn replace_by(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
-    if written.is_err() {
-        // If the draft cannot be removed now, the next call removes it.
-        let _ = fs::remove_file(draft);
-    }
-    written
-}
-
-fn write(draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Remove the draft of an earlier process that was killed.
-    match fs::remove_file(draft) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(draft)?;
-    file.write_all(bytes)?;
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()
 }
 
 /// Writes to a path that a user gave. Replaces a regular file as a whole; writes through any other

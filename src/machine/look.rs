@@ -3,7 +3,7 @@
 //! Such a read can block forever, even after SIGKILL. So a child process (`gpulimit __probe`)
 //! reads, and gpulimit does not wait for the child to end.
 
-use super::child::VERB;
+use super::child::{VERB, What};
 use gpulimit_base::patience;
 use gpulimit_ledger::MappedFile;
 use serde::{Deserialize, Serialize};
@@ -21,10 +21,10 @@ pub fn patience() -> Duration {
     patience::of("GPULIMIT_DEBUG_LOOK_MS", Duration::from_secs(10))
 }
 
-/// Runs `gpulimit __probe` in a child process, and passes output lines to `take` until `take`
-/// returns false. Fails with `TimedOut` after `patience`.
+/// Asks `gpulimit __probe` in a child process about something, and passes output lines to `take`
+/// until `take` returns false. Fails with `TimedOut` after `patience`.
 pub fn in_child(
-    arguments: &[&OsStr],
+    (what, about): (What, Option<&OsStr>),
     input: String,
     patience: Duration,
     mut take: impl FnMut(String) -> bool,
@@ -37,7 +37,8 @@ pub fn in_child(
     let until = Instant::now() + patience;
     let mut child = Command::new("/proc/self/exe")
         .arg(VERB)
-        .args(arguments)
+        .arg(what.name())
+        .args(about)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         // The child may never end, so it must not keep the caller's standard error open.
@@ -102,24 +103,6 @@ fn ending() -> MutexGuard<'static, Vec<Child>> {
     children
 }
 
-/// A question that a child process answers for each of several processes.
-#[derive(Copy, Clone)]
-pub enum Question<'a> {
-    /// Is the process a member of the group with this ledger? The answer is `yes`, `no` or
-    /// [`DENIED`].
-    Member(&'a MappedFile),
-    /// Has the process mapped a file with this path? The answer is `yes` or `no`.
-    Uses(&'a OsStr),
-    /// What is the process's command line? The answer is its beginning, in hexadecimal digits.
-    Command,
-    /// Which obstacles to suspending the process are seen in its memory, memory map and
-    /// environment? The answer is that of [`super::obstacles::answer`].
-    Contents,
-    /// Which facts tell whether the process is outside of all groups? The answer is a [`Candidate`]
-    /// as JSON.
-    Candidate,
-}
-
 /// What a child process has read of a process that may be outside of all groups.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Candidate {
@@ -138,10 +121,10 @@ pub struct Candidate {
 /// The answer if the caller may not read the process's memory map.
 pub const DENIED: &str = "denied";
 
-/// Lets a child process answer a question about processes. Returns by pid the answers that come
-/// within the time `patience`.
+/// Lets a child process answer a question about each of several processes. Returns by pid the
+/// answers that come within the time `patience`.
 pub fn ask(
-    question: Question<'_>,
+    (what, about): (What, Option<&OsStr>),
     pids: &[u32],
     patience: Duration,
 ) -> io::Result<BTreeMap<u32, String>> {
@@ -151,19 +134,8 @@ pub fn ask(
     if pids.is_empty() {
         return Ok(answers);
     }
-    let member;
-    let arguments: &[&OsStr] = match question {
-        Question::Member(file) => {
-            member = file.to_string();
-            &["member".as_ref(), member.as_ref()]
-        }
-        Question::Uses(path) => &["uses".as_ref(), path],
-        Question::Command => &["command".as_ref()],
-        Question::Contents => &["contents".as_ref()],
-        Question::Candidate => &["candidate".as_ref()],
-    };
     let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
-    let looked = in_child(arguments, input, patience, |line| {
+    let looked = in_child((what, about), input, patience, |line| {
         if let Some((pid, answer)) = line.split_once(' ')
             && let Ok(pid) = pid.parse()
         {
@@ -191,7 +163,9 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, pids| {
         let start = Instant::now();
         // Wait for at most half of the remaining time, because another call may follow.
-        let answers = ask(Question::Member(file), pids, (left.get() / 2).max(least));
+        let member = file.to_string();
+        let question = (What::Member, Some(member.as_ref()));
+        let answers = ask(question, pids, (left.get() / 2).max(least));
         if matches!(&answers, Ok(answers) if answers.len() < pids.len()) {
             left.set(left.get().saturating_sub(start.elapsed()));
         }
@@ -259,7 +233,7 @@ mod tests {
 
     #[test]
     fn no_child_is_left_behind() {
-        let looked = in_child(&[], String::new(), patience(), |_| true);
+        let looked = in_child((What::Command, None), String::new(), patience(), |_| true);
         assert!(looked.is_ok(), "{looked:?}");
         let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(ending.is_empty(), "{ending:?}");

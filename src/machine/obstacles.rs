@@ -8,9 +8,9 @@ mod right;
 #[cfg(test)]
 mod tests;
 
+use super::child::What;
 use super::library::paths;
-use super::look::{self, Question};
-use super::nvml;
+use super::{look, nvml};
 use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc::{self, field};
 use std::borrow::Cow;
@@ -127,7 +127,7 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
     let machine = of_machine(gpus).into_iter();
     let mut found: Vec<Found> = machine.map(|obstacle| (None, obstacle)).collect();
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
-    let mut contents = match look::ask(Question::Contents, &pids, look::patience()) {
+    let mut contents = match look::ask((What::Contents, None), &pids, look::patience()) {
         Ok(contents) => contents,
         Err(error) => {
             let remedy = "raise the limits on open files and processes (`ulimit -n`, `ulimit -u`)";
@@ -244,7 +244,7 @@ const DENIED: &str = "denied";
 const NOT_READ: &str = "unreadable";
 
 /// Returns the obstacles in a process's memory, memory map and environment as words, for a child
-/// process that answers [`Question::Contents`]. May block forever.
+/// process that answers [`What::Contents`]. May block forever.
 pub fn answer(pid: u32) -> String {
     if right::is_denied(pid) {
         return DENIED.to_owned();

@@ -4,8 +4,8 @@
 use super::file::failed;
 use super::library;
 use crate::words::failure::Failure;
+use gpulimit_base::missing::found;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The path of the preload file.
@@ -34,16 +34,15 @@ pub fn is_installed() -> bool {
 impl Preload {
     /// Reads the preload file. The file need not exist.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
-            Err(error) => return Err(failed("open", path)(error)),
-            Ok(about) if !about.is_file() => {
-                return Err(Failure::new(format_args!(
-                    "{} is not a regular file: replace it by a regular file, or remove it",
-                    path.display()
-                )));
-            }
-            Ok(_) => {}
+        let about = found(fs::symlink_metadata(path)).map_err(failed("open", path))?;
+        let Some(about) = about else {
+            return Ok(Self { text: None });
+        };
+        if !about.is_file() {
+            return Err(Failure::new(format_args!(
+                "{} is not a regular file: replace it by a regular file, or remove it",
+                path.display()
+            )));
         }
         let text = fs::read_to_string(path).map_err(failed("read", path))?;
         Ok(Self { text: Some(text) })

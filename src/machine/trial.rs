@@ -1,6 +1,6 @@
 //! Tests whether programs start with libgpulimit.so, and finds the processes that have loaded it.
 
-use super::look::{self, Question};
+use super::{child::What, look};
 use crate::words::failure::Failure;
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
@@ -63,7 +63,11 @@ fn run_silently(mut command: Command) -> Result<(), String> {
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
-    let answers = look::ask(Question::Uses(library.as_os_str()), &pids, look::patience());
+    let answers = look::ask(
+        (What::Uses, Some(library.as_ref())),
+        &pids,
+        look::patience(),
+    );
     let answers = answers.map_err(|error| {
         Failure::new(format_args!(
             "cannot see which processes use {}: {error}",

@@ -1,5 +1,6 @@
 //! Finds out whether users other than root could change or replace a file.
 
+use gpulimit_base::missing::found;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -142,12 +143,9 @@ impl Way {
                 continue;
             }
             let next = here.join(&part);
-            let about = match fs::symlink_metadata(&next) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let ends_early = Some(next);
-                    return Ok(Self { steps, ends_early });
-                }
-                about => about?,
+            let Some(about) = found(fs::symlink_metadata(&next))? else {
+                let ends_early = Some(next);
+                return Ok(Self { steps, ends_early });
             };
             let link = about
                 .is_symlink()

@@ -10,6 +10,16 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+/// Fails if all processes of a set have ended.
+pub fn check_some_live(subjects: &[Subject]) -> Result<(), Failure> {
+    match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
+        true => Err(Failure::new(
+            "all processes have ended or called exec meanwhile",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Prints the state of each process of a set after the work, in text or JSON. `before` are their
 /// suspended bytes before the work, `known` has pids with states that ledgers do not tell
 /// (`killed`, `locked` by another program), and `group` is the group that the caller named. The

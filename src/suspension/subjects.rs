@@ -12,6 +12,7 @@ use gpulimit_base::proc;
 use gpulimit_group::{Group, GroupError, Target};
 use gpulimit_ledger::{DeviceIndex, DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
 use gpulimit_limits::{LimitSet, parse_duration};
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Selects processes on the command line.
@@ -204,6 +205,11 @@ impl Subject {
         format!("process {pid} ({command})")
     }
 
+    /// Returns a failure that begins with the process: `process 4711 (python) is stopped`.
+    pub fn fails(&self, why: impl Display) -> Failure {
+        Failure::new(format_args!("{} {why}", self.name()))
+    }
+
     /// Returns whether the process has ended, or has called exec. The slot alone is no proof that
     /// it has not: another process may hold it, and the pid may be that of a stranger.
     pub fn is_gone(&self) -> bool {
@@ -260,11 +266,10 @@ impl Subject {
         // 0 is unknown.
         match there == own || there == 0 || own == 0 {
             true => Ok(()),
-            false => Err(Failure::new(format_args!(
-                "{name} is in another pid namespace (in a container): run gpulimit in the \
-                 container of the process",
-                name = self.name()
-            ))),
+            false => Err(self.fails(
+                "is in another pid namespace (in a container): run gpulimit in the container of \
+                 the process",
+            )),
         }
     }
 
@@ -325,10 +330,10 @@ impl Subject {
     /// Fails if the process is stopped or its cgroup frozen: the driver answers no question about
     /// it, and the answer would not come before the process is continued.
     pub fn check_runs(&self) -> Result<(), Failure> {
-        let (name, pid) = (self.name(), self.target.pid);
+        let pid = self.target.pid;
         if self.is_stopped() {
-            return Err(Failure::new(format_args!(
-                "{name} is stopped (SIGSTOP or a debugger), so the driver does not answer for it: \
+            return Err(self.fails(format_args!(
+                "is stopped (SIGSTOP or a debugger), so the driver does not answer for it: \
                  continue it first, as with `kill -CONT {pid}`"
             )));
         }

@@ -8,12 +8,13 @@ use crate::machine::{nvml, obstacles::is_frozen};
 use crate::shown::output;
 use crate::words::{clock::rough_span, failure::Failure, text::apart};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root, job_of};
 use gpulimit_ledger::{
-    Actor, Calls, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
+    Actor, Calls, DeviceIndex, Errand, EventKind, Ledger, Pressure, Unmoved, Witness, child_key,
 };
 use gpulimit_limits::{LimitSet, OnLimit};
 use gpulimit_suspend::{State, World};
@@ -113,7 +114,7 @@ impl<'a> Machine<'a> {
             match subject.ledger().act_on(subject.identity()) {
                 Ok(actor) => actors.push(Some(actor)),
                 Err(Unmoved::Gone) => actors.push(None),
-                Err(error) => return Err(refused(subject, &error)),
+                Err(error) => return Err(subject.refused(&error)),
             }
         }
         Ok(Self {
@@ -166,12 +167,11 @@ impl<'a> Machine<'a> {
             return Ok(());
         }
         match watched(subject.target.pid, &subject.name(), call) {
-            Err(status) if self.is_ending(process, status) => Ok(()),
-            Err(status) => Err(Failure::new(format_args!(
+            Err(status) if !self.is_ending(process, status) => Err(Failure::new(format_args!(
                 "cannot {what} {name}: the driver answers {status}",
                 name = subject.name()
             ))),
-            Ok(()) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -248,21 +248,18 @@ impl<'a> Machine<'a> {
             self.wait_for(Some(soon()), || subject.is_gone() || ended());
         }
         self.go_on()?;
-        Err(Failure::new(format_args!(
-            "{name} has a call of CUDA under way that did not end within {time}: try again later, \
-             or with a longer --timeout",
-            name = subject.name(),
-            time = rough_span(self.timeout.unwrap_or(LEAST))
+        Err(subject.fails(format_args!(
+            "has a call of CUDA under way that did not end within {}: try again later, or with a \
+             longer --timeout",
+            rough_span(self.timeout.unwrap_or(LEAST))
         )))
     }
 
     /// Returns the time that is left to wait.
     fn left(&self) -> Duration {
-        let now = Instant::now();
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
         self.until
-            .map_or(Duration::from_secs(u32::MAX.into()), |until| {
-                until.saturating_duration_since(now)
-            })
+            .map_or(Duration::from_secs(u32::MAX.into()), left)
     }
 
     /// Repeats `attempt` until it succeeds, the time is over or the user stops it.
@@ -582,8 +579,24 @@ impl Machine<'_> {
     }
 }
 
-fn refused(subject: &Subject, error: &Unmoved) -> Failure {
-    Failure::new(format_args!("{name}: {error}", name = subject.name()))
+impl Subject {
+    fn refused(&self, error: &Unmoved) -> Failure {
+        Failure::new(format_args!("{}: {error}", self.name()))
+    }
+
+    /// Changes the process's figures in its ledgers, if the process is still there.
+    fn in_ledgers(
+        &self,
+        change: impl Fn(&Ledger, &Identity) -> Result<(), Unmoved>,
+    ) -> Result<(), Failure> {
+        for ledger in &self.ledgers {
+            match change(ledger, self.identity()) {
+                Ok(()) | Err(Unmoved::Gone) => {}
+                Err(error) => return Err(self.refused(&error)),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The request for the room of a process that is resumed.
@@ -673,11 +686,10 @@ impl World for Machine<'_> {
         });
         locked?;
         match self.state(process)? {
-            State::Running => Err(Failure::new(format_args!(
-                "{name} has work on a GPU under way that did not end within {time}: try again \
-                 later, or with a longer --timeout",
-                name = self.subjects[process].name(),
-                time = rough_span(self.timeout.unwrap_or(left))
+            State::Running => Err(self.subjects[process].fails(format_args!(
+                "has work on a GPU under way that did not end within {}: try again later, or with \
+                 a longer --timeout",
+                rough_span(self.timeout.unwrap_or(left))
             ))),
             State::Gone => {
                 self.unlock_next(process);
@@ -753,14 +765,8 @@ impl World for Machine<'_> {
             Some(word) => Obstacle::texts(word).next(),
             None => Some("is not in the ledger of its group"),
         };
-        match obstacle {
-            Some(text) if !subject.is_gone() => {
-                return Err(Failure::new(format_args!(
-                    "{name} {text}",
-                    name = subject.name()
-                )));
-            }
-            _ => {}
+        if let Some(text) = obstacle.filter(|_| !subject.is_gone()) {
+            return Err(subject.fails(text));
         }
         // Another command may have announced processes after this one has looked.
         match bound::passed(&[subject])?.pop() {
@@ -795,26 +801,15 @@ impl World for Machine<'_> {
 
     fn move_out(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
-        for ledger in &subject.ledgers {
-            match ledger.move_out(subject.identity()) {
-                Ok(_) | Err(Unmoved::Gone) => {}
-                Err(error) => return Err(refused(subject, &error)),
-            }
-        }
+        subject.in_ledgers(|ledger, identity| ledger.move_out(identity).map(drop))?;
         // A lock that the driver reports from now on is that of another tool.
         subject.ledger().note_lock(subject.identity(), false);
         Ok(())
     }
 
     fn take_back(&self, process: usize) -> Result<(), Failure> {
-        let subject = &self.subjects[process];
-        for ledger in &subject.ledgers {
-            match ledger.take_back(subject.identity(), &|| true) {
-                Ok(()) | Err(Unmoved::Gone) => {}
-                Err(error) => return Err(refused(subject, &error)),
-            }
-        }
-        Ok(())
+        let take_back = |ledger: &Ledger, identity: &_| ledger.take_back(identity, &|| true);
+        self.subjects[process].in_ledgers(take_back)
     }
 
     fn forget(&self, process: usize) {
@@ -937,7 +932,7 @@ impl World for Machine<'_> {
                     Ok(()) | Err(Unmoved::Gone) => break,
                     // Other requests are undecided for a moment.
                     Err(Unmoved::Contended) if Instant::now() < until => thread::sleep(PAUSE),
-                    Err(error) => return Err(refused(subject, &error)),
+                    Err(error) => return Err(subject.refused(&error)),
                 }
             }
         }

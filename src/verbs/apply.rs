@@ -9,8 +9,8 @@ use crate::machine::{accounts, nvml::Driver, preload, trust::Trusted};
 use crate::shown::output::{self, Escaped};
 use crate::words::environment::env;
 use crate::words::failure::{Failure, cannot};
-use gpulimit_base::text_file;
 use gpulimit_base::units::Size;
+use gpulimit_base::{missing::found, text_file};
 use gpulimit_group::{Garbage, Group, GroupError, Hold, Root, SYSTEM, effective_user};
 use gpulimit_ledger::NoWitness;
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -212,12 +212,10 @@ impl RulesStep {
 
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let path = root.path().join(rules::FILE);
-    let there = match text_file::read(&path, rules::LONGEST) {
-        Ok(there) => Some(there),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
+    let there = match found(text_file::read(&path, rules::LONGEST)) {
         // The file is a symbolic link, a special file or too long: replace it.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
-        Err(error) => return Err(cannot("read", &path)(error)),
+        there => there.map_err(cannot("read", &path))?,
     };
     let text = rules_text(plan)?;
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);

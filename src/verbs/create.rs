@@ -17,16 +17,12 @@ pub struct Args {
     /// The name of the group; lab/alice is a group below lab
     group: String,
 
-    /// Other settings, as for `gpulimit set`; max=4G is the same as --max 4G
+    /// Other settings, as for `gpulimit set`; KEY=VALUE is the same as --KEY VALUE
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
     #[command(flatten)]
     sizes: Sizes,
-
-    /// The GPU to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat for more GPUs
-    #[arg(long = "device", value_name = "GPU")]
-    devices: Vec<String>,
 
     /// The user who may run programs in the group and make groups below it [default: yourself]
     #[arg(long, value_name = "USER")]
@@ -62,7 +58,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let settings = sizes::together(&args.sizes, &args.changes)?;
-    let changes = Changes::new(settings, &args.devices, driver)?;
+    let changes = Changes::new(settings, &args.sizes.devices, driver)?;
     changes.warning().iter().for_each(|line| output::note(line));
     let access = access(args)?;
     let (root, name) = groups::meant(&args.group, Purpose::Make)?;

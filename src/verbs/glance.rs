@@ -5,18 +5,19 @@ use crate::figures::event::watch::Watch;
 use crate::figures::event::{Line, who};
 use crate::figures::fields::{left, right};
 use crate::figures::processes::{Commands, Process, processes};
-use crate::figures::snapshot::{self, GpuMemory};
-use crate::figures::{Figures, Gpu, outside::Finder};
+use crate::figures::snapshot::{GpuMemory, Round};
+use crate::figures::{Figures, Gpu, of_max, outside::Finder, short_label};
 use crate::groups::Selection;
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Table, figure};
 use crate::words::failure::Failure;
-use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Kind, effective_user, is_within};
+use gpulimit_group::{Kind, effective_user, upwards};
 use gpulimit_ledger::EventKind;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,23 +32,19 @@ pub fn glance() -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let selection = Selection::of(None)?;
-    let mut reader = snapshot::Reader::default();
-    let notes = selection.visit(driver, |at, view| {
-        let figures = Figures::read(&view, driver, &mut |_, _, _| None);
-        reader.add(at, view, figures, driver);
-    });
-    let mut read = reader.end(driver);
-    let outside = Finder::new(PATIENCE).known(driver);
-    let gpus = snapshot::gpus(&read.groups, outside.as_deref(), driver);
+    let visit = |see: &mut dyn FnMut(_, _)| selection.visit(driver, see);
+    let figures = |_, view: &_| Figures::read(view, driver, &mut |_, _, _| None);
+    let (mut read, notes) = Round::read(driver, &mut Finder::new(PATIENCE), visit, figures);
     let mut commands = Commands::new(PATIENCE);
     let processes = processes(&selection, &read.seen, &read.waiters, &mut commands);
     let user = effective_user();
     let is_mine = |uid: u32| user == 0 || uid == user;
-    read.groups.retain(|group| {
-        let is_in = |it: &&Process| it.root == group.root && is_within(&it.group, &group.name);
-        let mut its = processes.iter().filter(is_in);
-        !group.is_idle() && its.any(|it| is_mine(it.uid))
-    });
+    let mine = processes.iter().filter(|it| is_mine(it.uid));
+    let mine = mine.flat_map(|it| upwards(&it.group).map(|name| (&*it.root, name)));
+    let mine: BTreeSet<(&Path, &str)> = mine.collect();
+    let has_mine = |group: &Figures| mine.contains(&(&*group.root, &*group.name));
+    read.groups
+        .retain(|group| !group.is_idle() && has_mine(group));
     let waits = processes.iter().filter_map(waits).collect();
     let mut watch = Watch::new(None, false);
     let (mut refused, _) = watch.round(&selection)?;
@@ -56,7 +53,7 @@ pub fn glance() -> Result<ExitCode, Failure> {
         what.kind == EventKind::Refusal && is_mine(what.process.uid)
     });
     let newest = refused.iter().rev().map(brief);
-    let mut text = table_of_gpus(&gpus).render();
+    let mut text = table_of_gpus(&read.gpus).render();
     text += &table_of_groups(&read.groups);
     text += &part("Waiting", waits);
     text += &part("Refused, the last first", newest.collect());
@@ -116,19 +113,12 @@ fn table_of_groups(groups: &[Figures]) -> String {
     let has_limit =
         |group: &&Figures| Kind::of(&group.name) == Kind::Named || !group.rules.rules.is_empty();
     let mut groups: Vec<&Figures> = groups.iter().filter(has_limit).collect();
-    let usage = |group: &Figures| -> u64 {
-        let usages = group.gpus.iter().filter_map(|gpu| gpu.usage);
-        usages.fold(0, u64::saturating_add)
-    };
-    groups.sort_by_cached_key(|group| (Reverse(usage(group)), group.title.clone()));
+    let usage = |group: &Figures| Reverse(group.sum_of_known(|gpu| gpu.usage));
+    groups.sort_by_cached_key(|group| (usage(group), group.title.clone()));
     let mut table = Table::new(&[left("GROUP"), left("GPU: USAGE")]);
     for group in groups.iter().take(LINES) {
         let on = |gpu: &Gpu| {
-            let used = gpu.usage.unwrap_or(0);
-            let used = match gpu.limit() {
-                Some(max) => format!("{} of {}", gib(used).in_unit_of(max), gib(max)),
-                None => gib(used).to_string(),
-            };
+            let used = of_max(gpu.usage.unwrap_or(0), gpu.limit());
             format!("{}: {used}", short_label(gpu.index, gpu.id))
         };
         let on = group.gpus.iter().map(on).collect::<Vec<_>>().join(", ");
@@ -142,11 +132,6 @@ fn table_of_groups(groups: &[Figures]) -> String {
         true => format!("\n{}{more}", table.render()),
         false => "\nNo group limits a program of yours now.\n".into(),
     }
-}
-
-/// Returns NVML's index of a GPU, or else the beginning of its UUID.
-fn short_label(index: Option<u32>, id: DeviceId) -> String {
-    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
 
 /// Returns who was refused what, in one line.

@@ -6,6 +6,7 @@
 //! process.
 #![allow(unsafe_code)]
 
+use crate::machine::child::What;
 use crate::machine::{library::mapped, look, look::Candidate, obstacles, trial};
 use crate::shown::output;
 use crate::suspension::checkpoint::Checkpoints;
@@ -29,31 +30,6 @@ pub struct Args {
     /// What the question is about: the path of the preloaded libgpulimit.so, the pid of a process,
     /// a ledger, or the path of a mapped file.
     about: Option<PathBuf>,
-}
-
-#[derive(Copy, Clone, clap::ValueEnum)]
-enum What {
-    /// The version of the CUDA driver, and whether the driver works.
-    Driver,
-    /// The GPUs that CUDA shows.
-    Gpus,
-    /// The facts about the preloaded libgpulimit.so and its hooks.
-    Preload,
-    /// The reason why this machine cannot suspend processes; no answer if it can.
-    Checkpoints,
-    /// The findings of `gpulimit doctor --pid` about a running process.
-    Process,
-    /// For each pid on standard input: whether the process is a member of this ledger's group.
-    Member,
-    /// For each pid on standard input: whether the process has mapped this file.
-    Uses,
-    /// For each pid on standard input: the process's command line.
-    Command,
-    /// For each pid on standard input: the obstacles to suspending the process that its memory,
-    /// memory map and environment show.
-    Contents,
-    /// For each pid on standard input: the facts that tell whether the process is in a group.
-    Candidate,
 }
 
 /// Runs the probe. `look_at` returns what `gpulimit doctor --pid` finds, and `facts` what tells

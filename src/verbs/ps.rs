@@ -107,8 +107,8 @@ enum Key {
     Waited,
 }
 
-impl order::Key<Process> for Key {
-    fn place(&self, row: &Process) -> Option<Place> {
+impl Key {
+    fn of_process(&self, row: &Process) -> Option<Place> {
         match self {
             Self::Pid => row.pid.map(Place::Number),
             Self::User => Place::name(&row.user),
@@ -117,10 +117,8 @@ impl order::Key<Process> for Key {
             Self::Waited => Place::figure(millis(row.waits.as_ref().map(Waiter::waited))),
         }
     }
-}
 
-impl order::Key<Use> for Key {
-    fn place(&self, row: &Use) -> Option<Place> {
+    fn of_use(&self, row: &Use) -> Option<Place> {
         match self {
             Self::Pid | Self::User | Self::Group => Place::name(&row.user),
             Self::Total => Place::figure(row.total),
@@ -233,7 +231,7 @@ fn round(
         Shown::Text(String::new())
     } else if args.by == By::User {
         let mut uses = Use::of(&lines, driver);
-        args.order.sort(&mut uses);
+        args.order.sort(&mut uses, Key::of_use);
         match args.json {
             true => {
                 let json = |one| fields::json(users::FIELDS, one, driver);
@@ -242,7 +240,7 @@ fn round(
             false => Shown::Text(Table::of(users::FIELDS, &uses, driver).render()),
         }
     } else {
-        args.order.sort(&mut lines);
+        args.order.sort(&mut lines, Key::of_process);
         match args.json {
             true => {
                 let lines = lines.iter().map(|line| line.json(driver)).collect();

@@ -2,10 +2,11 @@
 
 use crate::groups::kill;
 use crate::shown::output;
+use crate::suspension::checkpoint::Checkpoints;
+use crate::suspension::report::{check_some_live, report};
 use crate::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, time};
 use crate::suspension::world::{Machine, Stop, record};
-use crate::suspension::{checkpoint::Checkpoints, report::report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -46,7 +47,8 @@ to go on with those that are not back. The exit status is 1.
 If the driver fails to bring a process back, the process is lost: its calls of
 CUDA never return. That can happen if a program outside all groups takes the
 room at the last moment. With --kill-lost such a process is killed. Otherwise
-end it yourself, as with `kill -9 PID`. The exit status is then 1.
+end it yourself, as with `kill -9 PID`. The exit status is then 1, as it is when
+all processes have ended meanwhile.
 
 Examples:
   gpulimit resume lab/notebooks
@@ -106,21 +108,25 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         }
     }
     let mut known: Vec<_> = killed.into_iter().map(|pid| (pid, "killed")).collect();
-    // Another tool has brought the process back, and has not unlocked it.
-    let is_locked = |(at, subject): &(usize, &Subject)| {
+    // Another tool has suspended the process, or has brought it back without unlocking it.
+    let is_held = |(at, subject): &(usize, &Subject)| {
         let is_back = subject.errand().0 == Errand::None && !subject.is_suspended();
-        is_back && !subject.is_gone() && matches!(machine.state(*at), Ok(State::Locked))
+        is_back && (machine.state(*at)).is_ok_and(|state| machine.is_foreign(*at, state))
     };
-    for (_, subject) in subjects.iter().enumerate().filter(is_locked) {
+    for (_, subject) in subjects.iter().enumerate().filter(is_held) {
         let name = subject.name();
         output::note(&format!(
-            "another program has locked {name}, and must unlock it"
+            "another program has locked or suspended {name}, and must let it go on"
         ));
         known.push((subject.target.pid, "locked"));
     }
     let group = args.which.group.as_deref();
     let status = report(&subjects, &before, &known, group, args.json)?;
-    done.map(|()| status)
+    done?;
+    if known.is_empty() {
+        check_some_live(&subjects)?;
+    }
+    Ok(status)
 }
 
 /// Kills a lost process, which is proven to be a member, and records that. Returns its pid, unless

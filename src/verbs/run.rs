@@ -32,11 +32,6 @@ pub struct Args {
     #[arg(skip)]
     settings: Vec<String>,
 
-    /// The GPU or MIG instance to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat
-    /// for more
-    #[arg(long = "device", value_name = "GPU")]
-    devices: Vec<String>,
-
     /// When the limit is reached, wait for memory up to this long (such as 30s or 10m) before the
     /// request is refused
     #[arg(long, value_name = "TIME", value_parser = time)]

@@ -13,17 +13,12 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Other settings to change, by the keys below; max=4G is the same as --max 4G
+    /// Other settings to change, by the keys below; KEY=VALUE is the same as --KEY VALUE
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
     #[command(flatten)]
     sizes: Sizes,
-
-    /// The GPU or MIG instance whose limits to change: index, UUID, start of the UUID, PCI bus id,
-    /// or all. Repeat for more
-    #[arg(long = "device", value_name = "GPU")]
-    devices: Vec<String>,
 
     #[command(flatten)]
     answer: Answer,
@@ -61,6 +56,6 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
             args.group
         )));
     }
-    let done = changes::set(&args.group, settings, &args.devices)?;
+    let done = changes::set(&args.group, settings, &args.sizes.devices)?;
     Ok(args.answer.done(&done))
 }

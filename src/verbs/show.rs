@@ -60,7 +60,7 @@ enum Key {
     Refused,
 }
 
-impl order::Key<Figures> for Key {
+impl Key {
     fn place(&self, group: &Figures) -> Option<Place> {
         let figure: fn(&Gpu) -> Option<u64> = match self {
             Self::Name => return Place::name(&group.name),
@@ -69,8 +69,7 @@ impl order::Key<Figures> for Key {
             Self::Free => |gpu| gpu.free,
             Self::Refused => |gpu| gpu.refusals,
         };
-        let known = group.gpus.iter().filter_map(figure);
-        Place::figure(known.reduce(u64::saturating_add))
+        Place::figure(group.sum_of_known(figure))
     }
 }
 
@@ -169,7 +168,7 @@ fn read(
         // Groups with equal figures are in the order of their names, also those of several roots.
         figures.sort_by_cached_key(|group| Place::name(&group.name));
     }
-    order.sort(&mut figures);
+    order.sort(&mut figures, Key::place);
     (figures, notes)
 }
 

@@ -2,10 +2,11 @@
 
 use crate::machine::{nvml::Driver, obstacles};
 use crate::shown::output;
+use crate::suspension::report::{check_some_live, report};
 use crate::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, reason, time};
 use crate::suspension::world::{Machine, Stop, record, report_lost};
-use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::report};
+use crate::suspension::{bound::passed, checkpoint::Checkpoints};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -71,25 +72,19 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         if subject.is_suspended() {
             continue;
         }
-        match subject.bytes(Some(gpus)) {
+        let why = match subject.bytes(Some(gpus)) {
+            1.. => {
+                set.push(at);
+                continue;
+            }
             0 if subject.waits() => {
                 starts = true;
-                output::note(&format!(
-                    "{name} runs on: it has no memory on a GPU, and waits for some; it starts when \
-                     there is room",
-                    name = subject.name()
-                ));
+                "it has no memory on a GPU, and waits for some; it starts when there is room"
             }
-            0 if subject.counts_contexts() => output::note(&format!(
-                "{name} runs on: it has no memory on a GPU, but may take some later",
-                name = subject.name()
-            )),
-            0 => output::note(&format!(
-                "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
-                name = subject.name()
-            )),
-            _ => set.push(at),
-        }
+            0 if subject.counts_contexts() => "it has no memory on a GPU, but may take some later",
+            0 => "NVML shows no memory of it, and its group does not count contexts",
+        };
+        output::note(&format!("{} runs on: {why}", subject.name()));
     }
     check(gpus, &machine, &subjects, &set, !args.which.pids.is_empty())?;
     if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
@@ -110,35 +105,26 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     }
     let group = args.which.group.as_deref();
     let status = report(&subjects, &before, &[], group, args.json)?;
-    match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
-        true => Err(nothing("all processes have ended or called exec meanwhile")),
-        false if starts => Ok(ExitCode::FAILURE),
-        false => Ok(status),
-    }
+    check_some_live(&subjects).map_err(nothing)?;
+    Ok(if starts { ExitCode::FAILURE } else { status })
 }
 
 /// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
 /// other programs have taken their room meanwhile, and records them. Names those that are left
 /// half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
-    let is_down = |at: &&usize| {
-        subjects[**at].errand().0 == Errand::None
-            && matches!(machine.state(**at), Ok(State::Checkpointed))
-    };
     let mut some = false;
-    for at in set.iter().filter(is_down) {
+    for (at, subject) in set.iter().map(|at| (*at, &subjects[*at])) {
+        let has_none = subject.errand().0 == Errand::None;
+        if has_none && matches!(machine.state(at), Ok(State::Checkpointed)) {
+            record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+            output::note(&stays_suspended(subject));
+        } else if subject.is_half_done() {
+            output::note(&finish_it(subject));
+        } else {
+            continue;
+        }
         some = true;
-        let subject = &subjects[*at];
-        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
-        output::note(&stays_suspended(subject));
-    }
-    for subject in set
-        .iter()
-        .map(|at| &subjects[*at])
-        .filter(|one| one.is_half_done())
-    {
-        some = true;
-        output::note(&finish_it(subject));
     }
     let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
     match failure.is_interrupted {

@@ -16,12 +16,6 @@ pub struct Args<K: ValueEnum + Send + Sync + 'static> {
     reverse: bool,
 }
 
-/// What rows of this type are sorted by.
-pub trait Key<Row> {
-    /// Returns what decides the place of a row; `None` if it is unknown.
-    fn place(&self, row: &Row) -> Option<Place>;
-}
-
 /// What decides the place of a row.
 #[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Place {
@@ -45,13 +39,11 @@ impl Place {
 }
 
 impl<K: ValueEnum + Send + Sync + 'static> Args<K> {
-    /// Sorts rows as the caller asked.
-    pub fn sort<Row>(&self, rows: &mut [Row])
-    where
-        K: Key<Row>,
-    {
+    /// Sorts rows as the caller asked. `place` returns what decides the place of a row; `None` if
+    /// it is unknown.
+    pub fn sort<Row>(&self, rows: &mut [Row], place: impl Fn(&K, &Row) -> Option<Place>) {
         if let Some(key) = &self.sort {
-            sort(rows, self.reverse, |row| key.place(row));
+            sort(rows, self.reverse, |row| place(key, row));
         }
     }
 }
@@ -77,12 +69,6 @@ mod tests {
         Second,
     }
 
-    impl Key<(u32, Option<u64>)> for Second {
-        fn place(&self, row: &(u32, Option<u64>)) -> Option<Place> {
-            Place::figure(row.1)
-        }
-    }
-
     #[test]
     fn unknown_figures_are_last_and_equal_rows_keep_their_order() {
         let rows = [
@@ -95,7 +81,7 @@ mod tests {
         for (reverse, expected) in [(true, [2, 4, 3, 1, 5]), (false, [3, 2, 4, 1, 5])] {
             let mut sorted = rows;
             let sort = Some(Second::Second);
-            Args { sort, reverse }.sort(&mut sorted);
+            Args { sort, reverse }.sort(&mut sorted, |_, row| Place::figure(row.1));
             assert_eq!(sorted.map(|row| row.0), expected);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::place::{GIB, GPU, Place};
 use gpulimit_base::units::Size;
-use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_limits::{Key, LimitSet, OnLimit, OptionKey, Selector};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -26,6 +26,33 @@ fn a_limit_of_zero_causes_a_warning() {
         place.said(&["set", "lab", "--min", "0"]),
         "lab: min=0 applied to all GPUs\n"
     );
+}
+
+#[test]
+fn each_key_is_an_option() {
+    let place = Place::new();
+    let values = [
+        ("on_limit", "wait"),
+        ("wait_timeout", "5m"),
+        ("pressure_timeout", "7s"),
+        ("oom", "kill-group"),
+        ("count_context", "no"),
+        ("suspended.max", "64GiB"),
+    ];
+    assert_eq!(
+        values.map(|(key, _)| key),
+        OptionKey::ALL.map(OptionKey::name)
+    );
+    let options = values.map(|(key, value)| [format!("--{}", key.replace('_', "-")), value.into()]);
+    let options: Vec<&str> = options.iter().flatten().map(String::as_str).collect();
+    place.said(&[&["create"], &options[..], &["lab", "--max", "8G"]].concat());
+    place.said(&["create", "other"]);
+    place.said(&[&["set", "other", "max=8G"], &options[..]].concat());
+    for group in ["lab", "other"] {
+        for (key, value) in values.into_iter().chain([("max", "8GiB")]) {
+            assert_eq!(place.said(&["get", group, key]), format!("{value}\n"));
+        }
+    }
 }
 
 #[test]

@@ -149,8 +149,6 @@ fn look_at_all(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     let mut names: Vec<&str> = jobs.iter().map(|job| job.name).collect();
     order::sort(&mut names);
     let carriers: Vec<_> = names.iter().map(|_| AtomicU32::new(0)).collect();
-    let unknown: Vec<_> = pids.iter().map(|_| AtomicBool::new(false)).collect();
-    let next = AtomicUsize::new(0);
     let look_at = |pid: u32| {
         environment(pid, |name: &[u8]| {
             let found = names.binary_search_by(|each| each.as_bytes().cmp(name));
@@ -161,7 +159,10 @@ fn look_at_all(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     };
     // Nobody delays a look at this process, and the child may be too slow on a busy machine.
     let own = std::process::id();
-    let is_known = pids.contains(&own) && look_at(own);
+    let others = pids.iter().copied();
+    let pids: Vec<u32> = others.filter(|pid| *pid != own || !look_at(own)).collect();
+    let unknown: Vec<_> = pids.iter().map(|_| AtomicBool::new(false)).collect();
+    let next = AtomicUsize::new(0);
     // Runs in another process, which shares this memory: it allocates nothing and takes no lock.
     let look = || {
         loop {
@@ -188,10 +189,8 @@ fn look_at_all(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
             break;
         }
     }
-    let unknown = unknown
-        .iter()
-        .zip(pids)
-        .filter(|(unknown, pid)| unknown.load(Ordering::Relaxed) && !(is_known && **pid == own));
+    let unknown = unknown.iter().zip(&pids);
+    let unknown = unknown.filter(|(unknown, _)| unknown.load(Ordering::Relaxed));
     let unknown = unknown.filter_map(|(_, pid)| Unknown::of(*pid, jobs));
     let unknown: Vec<_> = unknown.collect();
     for job in jobs.iter_mut().filter(|job| job.carrier.is_none()) {

@@ -1,13 +1,12 @@
 //! The record of the groups that `gpulimit apply` made. `apply` removes a group only if the record
 //! lists it.
 
-use crate::machine::file;
 use crate::words::failure::{Failure, cannot};
-use gpulimit_base::text_file;
+use gpulimit_base::{missing::found, replace, text_file};
 use gpulimit_group::{Root, check_name};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 /// The record's file, in the root of the groups. Groups cannot have this name.
@@ -22,10 +21,8 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     let path = root.path().join(FILE);
     let read = text_file::read(&path, LONGEST)
         .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
-    let text = match read {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => return Err(cannot("read", &path)(error)),
-        Ok(text) => text,
+    let Some(text) = found(read).map_err(cannot("read", &path))? else {
+        return Ok(BTreeSet::new());
     };
     let mut lines = text.lines();
     let head = lines.next() == Some(HEAD);
@@ -55,13 +52,11 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    file::replace_by(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
+    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
 }
 
 /// Removes a file. A file that does not exist counts as removed.
 pub fn remove(path: &Path) -> Result<(), Failure> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", path)(error)),
-        _ => Ok(()),
-    }
+    let removed = found(fs::remove_file(path));
+    removed.map(drop).map_err(cannot("remove", path))
 }

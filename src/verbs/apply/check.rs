@@ -1,14 +1,13 @@
 //! `gpulimit apply --check`: finds the mistakes in a policy file.
 
 use crate::groups::plan::{self, difference::Wanted};
-use crate::groups::{changes::lower_max, warnings};
+use crate::groups::{changes::outranked, warnings};
 use crate::machine::{accounts::Database, nvml::Driver};
 use crate::shown::output;
 use crate::words::failure::Failure;
-use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
 use gpulimit_group::upwards;
-use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options};
 use gpulimit_policy::compile::{self, Plan};
 use gpulimit_policy::file::{self, At, Mistake, Policy, Settings};
 use std::collections::BTreeMap;
@@ -53,10 +52,16 @@ pub fn warn(path: &Path, found: &Found, driver: Option<&Driver>) {
         .iter()
         .map(|group| (&*group.name, &group.limits))
         .collect();
+    let sizes = gpus.iter().map(|(id, bytes)| Some((*id, Some(*bytes))));
+    let sizes: Vec<_> = sizes.chain(gpus.is_empty().then_some(None)).collect();
     for (group, wanted) in plan.groups.iter().zip(wanted) {
         let mut say = |line| lines.push((group.line, line));
+        let above = upwards(&wanted.name).skip(1);
+        let above: Vec<_> = above
+            .filter_map(|name| Some((name, *all.get(name)?)))
+            .collect();
         let odd = warnings::of(&wanted.limits, &gpus, driver).into_iter();
-        odd.chain(outranked(wanted, &all, &gpus))
+        odd.chain(outranked(&wanted.limits, &above, &sizes))
             .chain(without_max(&group.settings, &wanted.limits.options))
             .for_each(&mut say);
         if let Some(members) = &group.widened {
@@ -84,28 +89,6 @@ pub fn warn(path: &Path, found: &Found, driver: Option<&Driver>) {
             output::some(&left)
         ));
     }
-}
-
-/// Returns a warning for each GPU on which a group above `group` has a smaller `max` than `group`.
-fn outranked(
-    group: &Wanted,
-    all: &BTreeMap<&str, &LimitSet>,
-    gpus: &[(DeviceId, u64)],
-) -> Vec<String> {
-    // If no GPU is known, compare bytes only with bytes, and percentages only with percentages.
-    let unknown = gpus.is_empty().then_some(None);
-    let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
-    gpus.filter_map(|gpu| {
-        let max = |limits: &LimitSet| match gpu {
-            Some((id, _)) => limits.for_device(id, Key::Max),
-            None => limits.get(Selector::All, Key::Max),
-        };
-        let above = upwards(&group.name).skip(1);
-        let above = above.filter_map(|name| Some((name, max(all.get(name)?)?)));
-        let capacity = gpu.map(|(_, capacity)| capacity);
-        lower_max(max(&group.limits)?, above, capacity)
-    })
-    .collect()
 }
 
 /// Warns about options that have no effect because the group has no `max`.

@@ -2,7 +2,7 @@
 
 use super::finding::{Check, Finding};
 use super::{machine, policy, process, python, root, slurm, suspension};
-use crate::machine::child::{Answers, ask};
+use crate::machine::child::{Answers, What, ask};
 use crate::machine::preload::{self, Preload};
 use crate::machine::{accounts::Database, library, nvml::Driver, trial, trust::Trusted};
 use crate::shown::output;
@@ -38,7 +38,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
 
 fn driver() -> Result<Vec<Finding>, Finding> {
     const CHECK: Check = Check("driver");
-    let answers = ask("driver", None).map_err(|how| {
+    let answers = ask(What::Driver, None).map_err(|how| {
         let text = format!(
             "cannot load the CUDA driver: the child process that tried to load the driver ended \
              with {how}"
@@ -108,7 +108,7 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     if let Err(failure) = trial::with(&library) {
         findings.push(PRELOAD.error(failure.to_string(), ""));
     }
-    match ask("preload", Some(&library)) {
+    match ask(What::Preload, Some(&library)) {
         Err(how) => {
             let text = format!("a test program that preloads the library ended with {how}");
             findings.push(PRELOAD.error(text, SAME_VERSION));

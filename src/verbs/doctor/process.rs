@@ -4,6 +4,7 @@ use super::finding::{Check, Finding, Level};
 use super::suspension;
 use crate::figures::outside::{self, Outside};
 use crate::groups;
+use crate::machine::child::What;
 use crate::machine::files::{Files, LONGEST_LIBRARY};
 use crate::machine::look::{self, Candidate};
 use crate::machine::obstacles::{self, Obstacle};
@@ -88,8 +89,8 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
 fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
-    let arguments = ["process".as_ref(), pid.as_ref()];
-    look::in_child(&arguments, String::new(), look::patience(), |line| {
+    let question = (What::Process, Some(pid.as_ref()));
+    look::in_child(question, String::new(), look::patience(), |line| {
         text.push_str(&line);
         true
     })?;
@@ -129,7 +130,7 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     findings.extend(process.library(wanted));
     findings.extend(process.preload());
     findings.extend(process.driver());
-    if process.mapped.is_none() || process.cuda().is_some() {
+    if process.mapped.is_none() || process.drivers().next().is_some() {
         findings.extend(suspension::of_process(pid, member.as_ref()));
     }
     findings.extend(belongs);
@@ -281,8 +282,7 @@ impl Process {
     /// limit is `wanted`.
     fn library(&self, wanted: bool) -> Option<Finding> {
         const CHECK: Check = Check("library");
-        let copies = self.copies()?;
-        Some(match copies[..] {
+        Some(match self.copies()?[..] {
             [] => {
                 let (_, why, remedy) = self.why_not();
                 let level = if wanted { Level::Error } else { Level::Warning };
@@ -310,11 +310,7 @@ impl Process {
 
     /// Returns why the process is in no group, if it is not: in a word or two, and in a sentence.
     fn why_outside(&self, is_to_join: bool, is_member: bool) -> (&'static str, String) {
-        let is_driver = |path: &&String| path.contains("/libcuda.so");
-        let drivers: Vec<&str> = (self.mapped.iter().flatten())
-            .filter(is_driver)
-            .map(String::as_str)
-            .collect();
+        let drivers: Vec<&str> = self.drivers().collect();
         if self.copies().is_none_or(|copies| copies.is_empty()) {
             let (why, says, _) = self.why_not();
             (why, says)
@@ -343,8 +339,7 @@ impl Process {
         let file = self.files.as_ref().and_then(|files| files.program().ok());
         let kind = file.and_then(|file| elf::kind(&file).ok());
         // The dynamic linker has no linker of its own, and starts programs in bundles.
-        let mut mapped = self.mapped.iter().flatten();
-        let is_linker = kind == Some(elf::Kind::Static) && mapped.any(|it| it.contains("/libc.so"));
+        let is_linker = kind == Some(elf::Kind::Static) && self.maps("/libc.so");
         let kind = kind.filter(|_| !is_linker);
         if let Some((why, remedy)) = kind.as_ref().and_then(program::unable) {
             let word = match kind {
@@ -440,16 +435,21 @@ impl Process {
         words.chunks_exact(2).any(is_set)
     }
 
-    /// Returns whether the process has mapped a device or a library of NVIDIA.
-    fn uses_gpu(&self) -> bool {
+    /// Returns whether the process has mapped a file with this in its path.
+    fn maps(&self, part: &str) -> bool {
         let mut mapped = self.mapped.iter().flatten();
-        mapped.any(|path| path.contains("nvidia") || path.contains("libcuda"))
+        mapped.any(|path| path.contains(part))
     }
 
-    /// Returns the path of the CUDA driver that the process has loaded.
-    fn cuda(&self) -> Option<&String> {
-        let mut mapped = self.mapped.iter().flatten();
-        mapped.find(|path| path.contains("/libcuda.so"))
+    /// Returns whether the process has mapped a device or a library of NVIDIA.
+    fn uses_gpu(&self) -> bool {
+        self.maps("nvidia") || self.maps("libcuda")
+    }
+
+    /// Returns the paths of the CUDA drivers that the process has loaded.
+    fn drivers(&self) -> impl Iterator<Item = &str> {
+        let mapped = self.mapped.iter().flatten().map(String::as_str);
+        mapped.filter(|path| path.contains("/libcuda.so"))
     }
 
     fn driver(&self) -> Option<Finding> {
@@ -457,7 +457,8 @@ impl Process {
         let loaded = |path| format!("the process has loaded {path}");
         let not_yet = "the process has not loaded the CUDA driver; programs load it when they \
                        first use a GPU";
-        let text = self.cuda().map_or_else(|| not_yet.into(), loaded);
+        let text = self.drivers().next();
+        let text = text.map_or_else(|| not_yet.into(), loaded);
         Some(Check("driver").fine(text))
     }
 

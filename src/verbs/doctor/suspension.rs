@@ -2,8 +2,9 @@
 
 use super::finding::{Check, Finding, Level};
 use super::process::Membership;
+use crate::machine::child::{What, ask};
+use crate::machine::nvml::Driver;
 use crate::machine::obstacles::{self, Obstacle};
-use crate::machine::{child::ask, nvml::Driver};
 use crate::suspension::bound::passed;
 use crate::suspension::subjects::{Subject, members};
 use gpulimit_base::units::gib;
@@ -142,7 +143,7 @@ pub(super) fn add_missing(findings: &mut Vec<Finding>) {
     if !findings.iter().any(|finding| finding.check == CHECK.0) {
         return;
     }
-    let why = match ask("checkpoints", None) {
+    let why = match ask(What::Checkpoints, None) {
         Ok(answers) => answers.get("missing").map(str::to_owned),
         Err(how) => Some(format!(
             "the child process that loads the CUDA driver ended with {how}"

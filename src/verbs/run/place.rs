@@ -247,7 +247,7 @@ impl Asked {
     /// Reads the options, and prints warnings about the limits.
     fn of(args: &Args) -> Result<Self, Failure> {
         let settings = sizes::together(&args.sizes, &args.settings)?;
-        if settings.is_empty() && !args.devices.is_empty() {
+        if settings.is_empty() && !args.sizes.devices.is_empty() {
             return Err(Failure::usage(
                 "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
             ));
@@ -255,11 +255,11 @@ impl Asked {
         // NVML loads slowly. Load it only for limits that depend on the GPUs, and for warnings at a
         // terminal.
         let driver = (terminal::shows_notes() && !settings.is_empty())
-            || !args.devices.is_empty()
+            || !args.sizes.devices.is_empty()
             || settings.iter().any(changes::depends_on_gpus);
         let driver = driver.then(|| Driver::load().ok()).flatten();
         let driver = driver.as_ref();
-        let changes = Changes::new(settings, &args.devices, driver)?;
+        let changes = Changes::new(settings, &args.sizes.devices, driver)?;
         let mut limits = LimitSet::default();
         changes.apply(&mut limits)?;
         changes.warning().iter().for_each(|line| output::note(line));

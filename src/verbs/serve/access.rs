@@ -88,10 +88,7 @@ impl Access {
         let has_body = head.headers.contains_key(TRANSFER_ENCODING)
             || (head.headers.get_all(CONTENT_LENGTH).iter()).any(|length| length != "0");
         if has_body {
-            return Err(Refusal::new(
-                StatusCode::BAD_REQUEST,
-                "a request to this server has no body",
-            ));
+            return Err(Refusal::wrong("a request to this server has no body"));
         }
         if length(head) > HEAD {
             return Err(Refusal::new(

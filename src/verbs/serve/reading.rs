@@ -5,7 +5,7 @@ use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
 use crate::figures::outside::{Finder, Outside};
 use crate::figures::processes::{Commands, Process, processes};
-use crate::figures::snapshot::{self, GpuMemory, Reader};
+use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
 use crate::groups::budget::{LINE, SCRAPE};
 use crate::groups::{Seen, Selection, View, beliefs};
@@ -166,32 +166,31 @@ impl Reading {
         for text in std::mem::take(&mut selection.notes) {
             memory.tell(text);
         }
-        let mut reader = Reader::default();
-        let mut ledgers = BTreeMap::new();
-        let (failed, cut) = selection.visit_once(SCRAPE, driver, |at, view| {
-            let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
-            let figures = Figures::read(&view, driver, &mut trend);
-            let ledger = OfLedger::of(&view, &figures);
+        let (mut ledgers, trends) = (BTreeMap::new(), &mut memory.trends);
+        let figures = |at, view: &View| {
+            let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
+            let figures = Figures::read(view, driver, &mut trend);
+            let ledger = OfLedger::of(view, &figures);
             let bills = ledger.more.iter().map(|more| more.bills.len());
             let bills = bills.sum::<usize>();
             // Each listed GPU gets counters, also one without figures.
             let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
             view.purse.spend(lines * (LINE + view.title.len()));
             ledgers.insert(at, ledger);
-            reader.add(at, view, figures, driver);
-        });
+            figures
+        };
+        let visit = |see: &mut dyn FnMut(_, _)| selection.visit_once(SCRAPE, driver, see);
+        let (round, (failed, cut)) =
+            snapshot::Round::read(driver, &mut memory.outside, visit, figures);
         for (at, error) in failed {
             let group = &selection.groups[at];
             memory.counters.keep(group.root(), group.name());
             memory.tell(error.to_string());
         }
         memory.tell_cut(cut);
-        let round = reader.end(driver);
-        let outside = memory.outside.known(driver);
-        memory.record_outside(outside.as_deref().unwrap_or_default());
-        let gpus = snapshot::gpus(&round.groups, outside.as_deref(), driver);
+        memory.record_outside(&round.outside);
         let now = Moment::from(time).unix_ms;
-        let listed: Vec<DeviceId> = (gpus.iter())
+        let listed: Vec<DeviceId> = (round.gpus.iter())
             .filter(|gpu| gpu.total.is_some() && gpu.used.is_some())
             .map(|gpu| gpu.id)
             .collect();
@@ -217,7 +216,7 @@ impl Reading {
         memory.counters.end_round();
         Ok(Self {
             time,
-            gpus,
+            gpus: round.gpus,
             driver: driver.and_then(Driver::version),
             groups,
             selection,
@@ -265,7 +264,7 @@ impl OfLedger {
         let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
         let more = |gpu: &Gpu| {
             let ledger = ledger?;
-            let entry = view.devices.iter().find(|device| device.id == gpu.id)?;
+            let entry = view.device(gpu.id)?;
             let its = all_bills.iter().filter(|bill| bill.device == entry.index);
             Some(More {
                 bills: its

@@ -269,7 +269,7 @@ fn users(
 ) -> Option<BTreeMap<u32, u64>> {
     view.ledger.as_ref()?;
     let mut users = BTreeMap::new();
-    let Some(entry) = view.devices.iter().find(|entry| entry.id == id) else {
+    let Some(entry) = view.device(id) else {
         return Some(users);
     };
     for process in &view.processes {

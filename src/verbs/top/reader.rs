@@ -90,26 +90,25 @@ impl Source {
         self.driver();
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
-        let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
-        let mut found = Vec::new();
-        let notes = selection.visit(driver, |at, view| {
+        let (mut found, trends) = (Vec::new(), &mut self.trends);
+        let figures = |_, view: &View| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
-            let mut figures = Figures::read(&view, driver, &mut trend);
+            let mut figures = Figures::read(view, driver, &mut trend);
             for gpu in &mut figures.gpus {
-                gpu.recent = recent(&view, gpu.id, gpu.usage);
+                gpu.recent = recent(view, gpu.id, gpu.usage);
             }
-            found.extend(wanted.into_iter().flat_map(|it| pasts(it, &view, driver)));
-            reader.add(at, view, figures, driver);
-        });
-        self.trends.end_round();
-        let mut read = reader.end(driver);
+            found.extend(wanted.into_iter().flat_map(|it| pasts(it, view, driver)));
+            figures
+        };
+        let visit = |see: &mut dyn FnMut(_, _)| selection.visit(driver, see);
+        let (mut read, notes) = snapshot::Round::read(driver, &mut self.outside, visit, figures);
         read.groups.iter_mut().for_each(Figures::add_up);
-        let outside = self.outside.known(driver);
+        self.trends.end_round();
         let commands = &mut self.commands;
         let round = Round {
             root: shown_path(selection.root()),
             time: Timestamp::now(),
-            gpus: snapshot::gpus(&read.groups, outside.as_deref(), driver),
+            gpus: read.gpus,
             processes: processes(&selection, &read.seen, &read.waiters, commands),
             groups: read.groups,
             problem: String::new(),
@@ -162,7 +161,7 @@ fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
 
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
     let found = || {
-        let entry = view.devices.iter().find(|device| device.id == gpu)?;
+        let entry = view.device(gpu)?;
         Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))
     };
     found().unwrap_or_default()

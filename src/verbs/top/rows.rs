@@ -183,7 +183,7 @@ impl<'a> Rows<'a> {
     pub fn item(&self, at: usize) -> Option<Item> {
         let (group, gpu, process) = match self.groups.get(at) {
             Some(GroupRow { row, .. }) => {
-                let gpu = row.gpu.filter(|_| !row.is_sum());
+                let gpu = row.gpu.filter(|_| !row.is_sum);
                 (Name::of(row.group), gpu.map(|gpu| gpu.id), None)
             }
             None => {
@@ -216,12 +216,13 @@ impl<'a> Rows<'a> {
 fn rows<'a>(group: &'a Figures, choice: &Choice) -> Vec<Row<'a>> {
     if choice.gpus.is_empty() {
         let gpu = group.sum.as_ref().or(group.gpus.first());
-        return vec![Row { group, gpu }];
+        let is_sum = group.sum.is_some();
+        return vec![Row { group, gpu, is_sum }];
     }
     let is_shown = |row: &Row<'_>| choice.shows(row.gpu.map(|gpu| gpu.id));
     let mut rows: Vec<_> = group.rows().filter(is_shown).collect();
     if rows.is_empty() {
-        rows.push(Row { group, gpu: None });
+        rows.push(Row::new(group, None));
     }
     rows
 }

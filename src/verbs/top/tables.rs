@@ -261,7 +261,7 @@ fn cell(group: &Figures, gpu: &GpuMemory) -> Span<'static> {
 
 /// Returns the used part of the limit in percent, on the GPU where it is largest.
 fn fullest(row: &Row<'_>) -> Option<u64> {
-    match row.is_sum() {
+    match row.is_sum {
         true => row.group.gpus.iter().filter_map(Gpu::percent).max(),
         false => row.gpu?.percent(),
     }
@@ -273,7 +273,7 @@ pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
     let Some(gpu) = row.gpu else {
         return Vec::new();
     };
-    let parts = if row.is_sum() {
+    let parts = if row.is_sum {
         &row.group.gpus[..]
     } else {
         slice::from_ref(gpu)

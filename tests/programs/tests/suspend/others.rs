@@ -65,7 +65,9 @@ fn a_resume_ends_when_its_process_is_killed() {
     await_line(&world, 1);
     program.kill();
     let (status, errors) = actor.end();
-    assert!(status.code().is_some(), "{errors}");
+    assert_eq!(status.code(), Some(1), "{errors}");
+    let why = "all processes have ended or called exec meanwhile";
+    assert!(errors.contains(why), "{errors}");
     other.end();
     world.judge_end(CAP);
 }
@@ -152,6 +154,14 @@ fn resume_says_that_another_tool_holds_a_process() {
     );
     assert_eq!(looker.say("unlock-process", &program), "0");
     done(&world, &["resume", GROUP]);
+    for step in ["lock", "checkpoint"] {
+        assert_eq!(looker.say(&format!("{step}-process"), &program), "0");
+    }
+    let held = run(&world, &["resume", GROUP]);
+    held.expect_failure("another program has locked or suspended");
+    for step in ["restore", "unlock"] {
+        assert_eq!(looker.say(&format!("{step}-process"), &program), "0");
+    }
     goes_on(&mut program);
     program.end();
     world.judge_end(CAP);

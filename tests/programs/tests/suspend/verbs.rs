@@ -359,7 +359,7 @@ fn processes_that_end_meanwhile_have_no_events() {
     first.kill();
     delay("0");
     let (status, errors) = actor.end();
-    assert!(status.success(), "{errors}");
+    assert_eq!(status.code(), Some(1), "{errors}");
     assert_eq!(whose(EventKind::Resume), [0; 0], "{errors}");
     world.bury();
     world.judge_end(CAP);
