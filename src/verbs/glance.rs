@@ -57,6 +57,16 @@ pub fn glance() -> Result<ExitCode, Failure> {
     });
     let newest = refused.iter().rev().map(brief);
     let mut text = table_of_gpus(&gpus).render();
+    let unsure = gpus.iter().map(|gpu| gpu.unsure);
+    match unsure.fold(0, u64::saturating_add) {
+        0 => {}
+        bytes => {
+            text += &format!(
+                "outside or in groups that you may not read: {}\n",
+                gib(bytes)
+            )
+        }
+    }
     text += &table_of_groups(&read.groups);
     text += &part("Waiting", waits);
     text += &part("Refused, the last first", newest.collect());

@@ -74,8 +74,8 @@ show that it is in a group below /run/gpulimit or, for other users than root,
 below a root of your own. WHY is why the library does not count its memory:
 static, musl, environment cleared (also setuid), started before (`gpulimit
 install`), not loaded, another libcuda, private root, no group (nothing asks for
-one), no door (no call passes the library), or unknown. JSON says it in a
-sentence.
+one), no door (no call passes the library), or unknown: the process may be in a
+group that you may not read. JSON says it in a sentence.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or

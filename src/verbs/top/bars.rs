@@ -135,7 +135,12 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
     let (others, free) = (size(gpu.others()), size(gpu.free()));
     let outside = gpu.outside.filter(|(count, _)| *count > 0);
     let outside = outside.map_or_else(String::new, |(count, bytes)| {
-        format!("  {count} outside {}", short(bytes))
+        let unsure = if gpu.unsure > 0 {
+            " or not readable"
+        } else {
+            ""
+        };
+        format!("  {count} outside{unsure} {}", short(bytes))
     });
     let others = (OUTSIDE, format!(" others {others}{outside}  free {free}"));
     let limits = gpu

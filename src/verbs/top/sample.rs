@@ -52,6 +52,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         managed: 0,
         limits: limits.map(|limits| limits * GIB),
         outside: Some((usize::from(outside > 0), outside * GIB)),
+        unsure: 0,
     }
 }
 

@@ -52,6 +52,19 @@ fn screens_of_several_sizes() {
 }
 
 #[test]
+fn memory_that_may_be_in_an_unreadable_group_is_not_called_outside() {
+    let mut round = sample::round();
+    let view = view();
+    let said = |round: &Round| {
+        let (buffer, _) = drawn(&scene(round, &view), (120, 40), true, false);
+        lines(&buffer).concat()
+    };
+    assert!(said(&round).contains("1 outside 6.0G"));
+    round.gpus[0].unsure = sample::GIB;
+    assert!(said(&round).contains("1 outside or not readable 6.0G"));
+}
+
+#[test]
 fn eight_gpus_fit_and_rows_scroll() {
     let round = sample::crowded();
     let mut view = view();
