@@ -198,7 +198,7 @@ impl Line {
         };
         format!(
             "{time}  {kind:<7}  {group}  {device}{said}{details}",
-            time = self.time(),
+            time = self.time().local(),
             kind = what.kind.name(),
             group = self.title,
             details = self.details()
@@ -242,7 +242,7 @@ impl Line {
     fn details(&self) -> String {
         let mut text = String::new();
         if let Some(until) = self.until() {
-            text += &format!("; {} times until {until}", self.count());
+            text += &format!("; {} times until {}", self.count(), until.local());
         }
         for reason in self.reasons() {
             text += &format!("; {reason}");

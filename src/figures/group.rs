@@ -395,7 +395,7 @@ impl Gpu {
         Self {
             id,
             index: groups::index(id, driver),
-            label: groups::label(id, driver),
+            label: groups::short_label(groups::index(id, driver), id),
             rule: rule(&view.rules, id),
             capacity,
             max: own,

@@ -7,12 +7,11 @@ use crate::figures::fields::{left, right};
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, Gpu, outside::Finder};
-use crate::groups::Selection;
+use crate::groups::{Selection, short_label};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Table, figure};
-use crate::words::failure::Failure;
-use gpulimit_base::device::DeviceId;
+use crate::words::{failure::Failure, order::Natural};
 use gpulimit_base::units::gib;
 use gpulimit_group::{Kind, effective_user, is_within};
 use gpulimit_ledger::EventKind;
@@ -130,7 +129,7 @@ fn table_of_groups(groups: &[Figures]) -> String {
         let usages = group.gpus.iter().filter_map(|gpu| gpu.usage);
         usages.fold(0, u64::saturating_add)
     };
-    groups.sort_by_cached_key(|group| (Reverse(usage(group)), group.title.clone()));
+    groups.sort_by_cached_key(|group| (Reverse(usage(group)), Natural::of(&group.title)));
     let mut table = Table::new(&[left("GROUP"), left("GPU: USAGE")]);
     for group in groups.iter().take(LINES) {
         let on = |gpu: &Gpu| {
@@ -154,11 +153,6 @@ fn table_of_groups(groups: &[Figures]) -> String {
     }
 }
 
-/// Returns NVML's index of a GPU, or else the beginning of its UUID.
-fn short_label(index: Option<u32>, id: DeviceId) -> String {
-    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
-}
-
 /// Returns who was refused what, in one line.
 fn brief(line: &Line) -> String {
     let what = &line.event.what;
@@ -166,7 +160,7 @@ fn brief(line: &Line) -> String {
         1 => String::new(),
         count => format!(", {count} times"),
     };
-    let (time, bytes) = (line.time(), gib(what.bytes));
+    let (time, bytes) = (line.time().local(), gib(what.bytes));
     let (who, group) = (who(&what.process), &line.title);
     format!("{time} {who} in {group}: {bytes}{times}")
 }

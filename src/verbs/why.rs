@@ -194,7 +194,7 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         false => String::new(),
     };
     let [asked, reasons] = [asked, reasons].map(|it| paragraph("  ", &it));
-    format!("Then, {}:\n{asked}{reasons}{table}\n", line.time())
+    format!("Then, {}:\n{asked}{reasons}{table}\n", line.time().local())
 }
 
 /// Formats how full things are now, and the advice.

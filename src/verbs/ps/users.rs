@@ -5,7 +5,7 @@ use crate::figures::fields::{Cell, fields, left, right};
 use crate::figures::processes::Process;
 use crate::groups;
 use crate::machine::nvml::Driver;
-use crate::words::clock;
+use crate::words::{clock, order::Natural};
 use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Use {
         let place = |gpu: DeviceId| (groups::index(gpu, driver).unwrap_or(u32::MAX), gpu);
         uses.sort_by_cached_key(|one| {
             let gpu = one.gpu.map(place);
-            (one.user.clone(), one.uid, gpu.is_none(), gpu)
+            (Natural::of(&one.user), one.uid, gpu.is_none(), gpu)
         });
         uses
     }

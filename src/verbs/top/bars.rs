@@ -1,10 +1,11 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
 use super::look::{LIMIT, OUTSIDE, TITLE, WEAK};
-use super::round::{Tops, label};
+use super::round::Tops;
 use super::tables::{self, short, size};
 use crate::figures::percent;
 use crate::figures::snapshot::GpuMemory;
+use crate::groups::short_label;
 use crate::shown::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
@@ -51,7 +52,7 @@ impl Plan {
     pub fn draw(self, gpus: &[&GpuMemory], tops: &Tops<'_>, area: Rect, buffer: &mut Buffer) {
         let each = (area.width + 1) / self.columns as u16;
         let right = |gpu: &&GpuMemory| figures(gpu, each > WIDE);
-        let name = |gpu: &&GpuMemory| label(gpu.index, gpu.id);
+        let name = |gpu: &&GpuMemory| short_label(gpu.index, gpu.id);
         let label = gpus.iter().map(|gpu| name(gpu).width()).max();
         let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
         let [label, figures] = [label, figures].map(|width| width.unwrap_or(1) as u16);

@@ -4,7 +4,7 @@ use super::look::FILLS;
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::{Figures, past::Past, tree::Node};
-use crate::groups::SCHEMA;
+use crate::groups::{SCHEMA, short_label};
 use crate::machine::nvml::Driver;
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
@@ -162,11 +162,6 @@ impl Round {
     /// Returns NVML's index of a GPU, or else the beginning of its UUID; `-` for none.
     pub fn label(&self, gpu: Option<DeviceId>) -> String {
         let index = |id| self.gpus.iter().find(|gpu| gpu.id == id)?.index;
-        figure(gpu.map(|id| label(index(id), id)))
+        figure(gpu.map(|id| short_label(index(id), id)))
     }
-}
-
-/// Returns NVML's index of a GPU, or else the beginning of its UUID.
-pub fn label(index: Option<u32>, id: DeviceId) -> String {
-    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
