@@ -1,8 +1,7 @@
 //! `gpulimit ps`: shows the processes in groups, and the memory of each.
 
-pub mod users;
-
 use crate::figures::processes::{Commands, FIELDS, Process, processes};
+use crate::figures::users::{self, Use, millis};
 use crate::figures::waiting::{Waiter, Waiters};
 use crate::figures::{fields, outside};
 use crate::groups::{self, Seen, Selection, View, gpu};
@@ -19,8 +18,6 @@ use gpulimit_ledger::DeviceEntry;
 use gpulimit_limits::Selector;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
-use users::Use;
 
 /// Options of `ps`.
 #[derive(clap::Args)]
@@ -129,10 +126,6 @@ impl order::Key<Use> for Key {
     }
 }
 
-fn millis(time: Option<Duration>) -> Option<u64> {
-    u64::try_from(time?.as_millis()).ok()
-}
-
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     if args.by == By::User && matches!(args.order.sort, Some(Key::Pid | Key::Group)) {
@@ -232,7 +225,7 @@ fn round(
         }
         Shown::Text(String::new())
     } else if args.by == By::User {
-        let mut uses = Use::of(&lines, driver);
+        let mut uses = Use::of(&lines, true, driver);
         args.order.sort(&mut uses);
         match args.json {
             true => {

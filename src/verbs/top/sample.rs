@@ -80,6 +80,7 @@ pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Gpu {
         recent: (0..60)
             .map(|part| (part > 20).then_some(usage * GIB * part / 60))
             .collect(),
+        refused_lately: 0,
         draining: Some(0),
         waiting: Some(0),
         longest_wait: None,
