@@ -279,12 +279,9 @@ class Figures(PageTest):
         self.assertRegex(text, r"gives up in (59 min|1 h 0 min)")
         second.ask(f"take {3 * GIB}")
         self.browser.wait("return document.querySelectorAll('.waiter').length === 2")
-        texts = [
-            self.browser.run("return document.querySelectorAll('.waiter')[arguments[0]].innerText", at)
-            for at in (0, 1)
-        ]
-        self.assertIn("1 of 2 in line", texts[0])
-        self.assertIn("2 of 2 in line", texts[1])
+        texts = "return [...document.querySelectorAll('.waiter')].map((one) => one.innerText)"
+        for place, said in enumerate(self.browser.run(texts), 1):
+            self.assertIn(f"{place} of 2 in line", said)
         second.end()
         self.browser.wait("return document.querySelectorAll('.waiter').length === 1")
         self.wait_for_cell("lab", "waiting", "1")

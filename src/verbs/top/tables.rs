@@ -270,8 +270,9 @@ fn fullest(row: &Row<'_>) -> Option<u64> {
     }
 }
 
-/// Returns the unusual states of a group: requests that wait or were refused lately, usage above a limit, suspended,
-/// uncovered and draining memory, a leak. Those that need attention have the style of an alarm.
+/// Returns the unusual states of a group: requests that wait or were refused lately, usage above a
+/// limit, suspended, uncovered and draining memory, a leak. Those that need attention have the
+/// style of an alarm.
 pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
     let Some(gpu) = row.gpu else {
         return Vec::new();

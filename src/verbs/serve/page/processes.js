@@ -13,7 +13,10 @@ export class Processes {
     this.filter = "";
     this.grid = new Grid(byId("process-table"), {
       name: "Processes",
-      columns: declared(PROCESSES, { ...OWN, total: { fill: (...row) => total(...row, this.most) } }),
+      columns: declared(PROCESSES, {
+        ...OWN,
+        total: { fill: (...row) => total(...row, this.most) },
+      }),
       key: processRow,
       row: (element, process) => attribute(element, "data-pid", process.pid),
       onSort: () => this.show(this.state),

@@ -27,7 +27,8 @@ function reasons(process, state) {
   const { gpu, waits_for: waits } = process;
   const isIn = (one) => one.group === waits.group || one.group.startsWith(`${waits.group}/`);
   const has = (one) => one.gpu?.uuid === gpu?.uuid && one.total > 0 && one !== process;
-  const holders = state.processes.filter((one) => has(one) && isIn(one)).sort((one, other) => other.total - one.total);
+  const holders = state.processes.filter((one) => has(one) && isIn(one));
+  holders.sort((one, other) => other.total - one.total);
   const named = holders.slice(0, HOLDERS).map((one) => {
     const pid = one.pid == null ? "" : ` (pid ${one.pid})`;
     return `${size(one.total)} by ${foreign(one.user ?? "")}${pid}`;
