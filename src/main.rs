@@ -85,6 +85,7 @@ mod figures {
     pub mod spans;
     pub mod tree;
     pub mod trend;
+    pub mod users;
     pub mod waiting;
     pub mod why;
     pub use group::*;

@@ -199,7 +199,7 @@ impl Line {
         };
         format!(
             "{time}  {kind:<7}  {group}  {device}{said}{details}",
-            time = self.time(),
+            time = self.time().local(),
             kind = what.kind.name(),
             group = Some(&*self.title)
                 .filter(|title| !title.is_empty())
@@ -240,7 +240,7 @@ impl Line {
     fn details(&self) -> String {
         let mut text = String::new();
         if let Some(until) = self.until() {
-            text += &format!("; {} times until {until}", self.count());
+            text += &format!("; {} times until {}", self.count(), until.local());
         }
         if let Some(reason) = self.reason() {
             text += &format!("; {reason}");

@@ -194,7 +194,7 @@ impl Cell {
             Self::Plain(Value::String(text)) => Some(text),
             Self::Plain(value) if unit == Unit::Bytes => Some(gib(value.as_u64()?).to_string()),
             Self::Plain(value) => Some(value.to_string()),
-            Self::Gpu(id) => Some(groups::label(id?, driver)),
+            Self::Gpu(id) => Some(groups::short_label(groups::index(id?, driver), id?)),
             Self::Said(_, text) => text,
         }
     }

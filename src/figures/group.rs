@@ -77,6 +77,8 @@ pub struct Gpu {
     pub trend: Option<Trend>,
     /// The usage of the last ten minutes, if somebody has read it.
     pub recent: Recent,
+    /// The requests that were refused in the last minute, if somebody has read the history.
+    pub refused_lately: u64,
     /// The number of ended processes whose memory the driver has not freed yet.
     pub draining: Option<usize>,
     /// The number of live processes in the group that wait for memory of this GPU.
@@ -205,6 +207,7 @@ impl Figures {
             recent: (0..parts)
                 .map(|part| at(part).reduce(u64::saturating_add))
                 .collect(),
+            refused_lately: gpus.iter().map(|gpu| gpu.refused_lately).sum(),
             draining: count(|gpu| gpu.draining),
             waiting: count(|gpu| gpu.waiting),
             longest_wait: (gpus.iter().filter_map(|gpu| gpu.longest_wait.clone()))
@@ -398,7 +401,7 @@ impl Gpu {
         Self {
             id,
             index: groups::index(id, driver),
-            label: groups::label(id, driver),
+            label: groups::short_label(groups::index(id, driver), id),
             rule: rule(&view.rules, id),
             capacity,
             max: own,
@@ -414,6 +417,7 @@ impl Gpu {
             processes: view.count(uses),
             draining: view.count(drains),
             recent: Recent::new(),
+            refused_lately: 0,
             trend: None,
             waiting: None,
             longest_wait: None,
@@ -612,11 +616,6 @@ impl<'a> Row<'a> {
         };
         count.into()
     }
-}
-
-/// Returns NVML's index of a GPU, or else the beginning of its UUID.
-pub fn short_label(index: Option<u32>, id: DeviceId) -> String {
-    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
 
 /// Returns a part in percent of a whole, rounded to the nearest; `None` if the whole is 0.

@@ -20,7 +20,8 @@ use gpulimit_ledger::{Ledger, NoWitness};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Why a process is outside, if the caller may not know.
+/// Why a process is outside, if the caller may not know: it may be in a group that the caller may
+/// not read.
 pub const UNKNOWN: &str = "unknown";
 
 /// A process outside of all groups, on one GPU.
@@ -64,6 +65,11 @@ fields! { pub FIELDS(it: Outside):
 }
 
 impl Outside {
+    /// Returns whether the process may be in a group that the caller may not read.
+    pub fn is_unsure(&self) -> bool {
+        self.why == UNKNOWN
+    }
+
     pub fn user(&self) -> Option<String> {
         self.uid.map(accounts::user_name)
     }

@@ -98,19 +98,25 @@ fn grower(ledger: &Ledger, device: DeviceIndex) -> Option<Grower> {
 /// `None` where the usage is unknown. Empty if the group keeps no history.
 pub type Recent = Vec<Option<u64>>;
 
-/// Returns the recent usage of a group on a GPU, whose present usage is `usage` bytes.
-pub fn recent(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Recent {
+/// Returns the recent usage of a group on a GPU, whose present usage is `usage` bytes, and the
+/// number of requests that were refused in the last minute.
+pub fn recent(ledger: &Ledger, device: DeviceIndex, usage: u64) -> (Recent, u64) {
     /// Length of a part in seconds.
     const PART: usize = 10;
     if !ledger.records(device) {
-        return Vec::new();
+        return Default::default();
     }
     let window = Window::whole(Resolution::Seconds, second(Timestamp::now()), usage);
     let mut spans = window.spans(|resolution| ledger.history(device, resolution));
     // The window begins in the middle of a period.
     spans.drain(..spans.len() % PART);
     let highest = |part: &[Span]| part.iter().filter_map(Span::highest).max();
-    spans.chunks(PART).map(highest).collect()
+    let refused = spans
+        .iter()
+        .rev()
+        .take(60)
+        .map(|span| u64::from(span.refusals));
+    (spans.chunks(PART).map(highest).collect(), refused.sum())
 }
 
 /// Returns a time in seconds since 1970.

@@ -4,6 +4,7 @@ use super::fields::{self, fields, left, path, right};
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
 use crate::machine::{accounts, child::What, look, nvml::Driver, pids::Pids};
+use crate::words::order::Natural;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -11,7 +12,6 @@ use gpulimit_base::units::gib;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
 use serde_json::Value;
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -39,7 +39,8 @@ pub fn processes(
             })
         })
         .collect();
-    found.sort_by(Process::by_group_and_pid);
+    // The sort keeps the order of a process's GPUs.
+    found.sort_by_cached_key(|it| (Natural::of(&it.group), it.title.clone(), it.pid, it.own_pid));
     found
 }
 
@@ -303,16 +304,6 @@ fn state(process: &ProcessUsage, is_abandoned: bool, pid: Option<u32>) -> &'stat
 }
 
 impl Process {
-    /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
-    /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
-    fn by_group_and_pid(&self, other: &Self) -> Ordering {
-        let groups = self.group.split('/').cmp(other.group.split('/'));
-        let process = |line: &Self| (line.pid, line.own_pid);
-        groups
-            .then_with(|| self.title.cmp(&other.title))
-            .then_with(|| process(self).cmp(&process(other)))
-    }
-
     /// Returns a process for tests, which has used no GPU.
     #[cfg(test)]
     pub fn example(group: &str, pid: u32, user: &str, command: &str) -> Self {

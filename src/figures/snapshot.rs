@@ -38,6 +38,8 @@ pub struct GpuMemory {
     pub limits: Option<u64>,
     /// The number and the bytes of the processes outside of all groups; `None` if unknown.
     pub outside: Option<(usize, u64)>,
+    /// The bytes of those that may be in groups that the caller may not read.
+    pub unsure: u64,
 }
 
 /// The groups and the GPUs at one moment.
@@ -93,6 +95,32 @@ fn in_order<T>(mut items: Vec<(usize, T)>) -> Vec<T> {
 }
 
 impl GpuMemory {
+    /// Returns a GPU that NVML does not list.
+    fn unlisted(id: DeviceId, total: Option<u64>) -> Self {
+        Self {
+            id,
+            index: None,
+            name: String::new(),
+            bus: String::new(),
+            total,
+            used: None,
+            grouped: 0,
+            parts: Vec::new(),
+            managed: 0,
+            limits: None,
+            outside: None,
+            unsure: 0,
+        }
+    }
+
+    /// Adds up the processes outside of all groups that use this GPU.
+    fn count_outside(&mut self, all: &[Outside]) {
+        let on_it = || all.iter().filter(|one| one.gpu == self.id);
+        let sum = |bytes: u64, one: &Outside| bytes.saturating_add(one.bytes.unwrap_or(0));
+        self.unsure = on_it().filter(|one| one.is_unsure()).fold(0, sum);
+        self.outside = Some((on_it().count(), on_it().fold(0, sum)));
+    }
+
     /// Returns the used memory that belongs to no shown group: other programs, the driver, and
     /// groups that are not shown.
     pub fn others(&self) -> Option<u64> {
@@ -132,6 +160,8 @@ fields! { pub FIELDS(it: GpuMemory):
     "outside": Bytes => it.outside.map(|(_, bytes)| bytes);
     /// The number of these processes.
     "outsiders": Count => it.outside.map(|(count, _)| count);
+    /// The memory of those that may be in groups which the caller may not read.
+    "outside_unsure": Bytes => it.outside.map(|_| it.unsure);
     /// The sum of the limits of the top groups; null if one of them has none.
     "limits": Bytes => it.limits;
 }
@@ -148,25 +178,12 @@ fn gpus(
     driver: Option<&Driver>,
 ) -> Vec<GpuMemory> {
     let listed = driver.map(Driver::memory).unwrap_or_default();
-    let unlisted = |id, total| GpuMemory {
-        id,
-        index: None,
-        name: String::new(),
-        bus: String::new(),
-        total,
-        used: None,
-        grouped: 0,
-        parts: Vec::new(),
-        managed: 0,
-        limits: None,
-        outside: None,
-    };
     let listed = listed.into_iter().map(|(gpu, id, memory)| GpuMemory {
         index: (id == gpu.id).then_some(gpu.index),
         name: gpu.name.clone(),
         bus: gpu.bus.clone(),
         used: memory.as_ref().map(|memory| memory.used),
-        ..unlisted(id, memory.as_ref().map(|memory| memory.total))
+        ..GpuMemory::unlisted(id, memory.as_ref().map(|memory| memory.total))
     });
     let mut gpus: Vec<GpuMemory> = listed.collect();
     // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
@@ -176,7 +193,7 @@ fn gpus(
         for figures in &group.gpus {
             let at = gpus.iter().position(|gpu| gpu.id == figures.id);
             let at = at.unwrap_or_else(|| {
-                gpus.push(unlisted(figures.id, figures.capacity));
+                gpus.push(GpuMemory::unlisted(figures.id, figures.capacity));
                 gpus.len() - 1
             });
             if is_top {
@@ -198,12 +215,7 @@ fn gpus(
         .collect();
     for gpu in &mut gpus {
         gpu.limits = limits(&tops, gpu);
-        gpu.outside = outside.map(|all| {
-            let on_it = all.iter().filter(|one| one.gpu == gpu.id);
-            on_it.fold((0, 0), |(count, sum), one| {
-                (count + 1, one.bytes.unwrap_or(0).saturating_add(sum))
-            })
-        });
+        outside.into_iter().for_each(|all| gpu.count_outside(all));
     }
     gpus
 }
@@ -224,4 +236,37 @@ fn is_top(group: &Figures, names: &BTreeSet<(&str, &Path)>) -> bool {
 fn limits(tops: &[&Figures], gpu: &GpuMemory) -> Option<u64> {
     let limits = tops.iter().map(|group| group.limit_on(gpu.id, gpu.total));
     limits.reduce(|sum, limit| Some(sum?.saturating_add(limit?)))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_may_be_in_unreadable_groups_are_told_apart() {
+        let id = DeviceId::gpu([7; 16]);
+        let outside = |why: &str, bytes| Outside {
+            pid: 7,
+            uid: None,
+            place: None,
+            gpu: id,
+            bytes: Some(bytes),
+            command: String::new(),
+            is_to_join: false,
+            why: why.into(),
+            says: String::new(),
+        };
+        let found = [
+            outside("static", 3),
+            outside(crate::figures::outside::UNKNOWN, 4),
+        ];
+        let mut gpu = GpuMemory::unlisted(id, None);
+        gpu.count_outside(&found);
+        assert_eq!((gpu.outside, gpu.unsure), (Some((2, 7)), 4));
+        let json = gpu.json();
+        assert_eq!(
+            (&json["outside"], &json["outside_unsure"]),
+            (&7.into(), &4.into())
+        );
+    }
 }

@@ -5,6 +5,7 @@ use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::drained;
 use crate::machine::nvml::{Driver, Gpu};
+use crate::words::order::Natural;
 use crate::words::{environment::env, failure::Failure, notes::Notes, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
@@ -113,7 +114,8 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
     })
 }
 
-/// Drops the groups of ended jobs from a list. A group above a group that stays is not dropped.
+/// Drops the groups of ended jobs from a list, and sorts it by name. A group above a group that
+/// stays is not dropped.
 fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
@@ -125,7 +127,7 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
             kept.push(group);
         }
     }
-    kept.reverse();
+    kept.sort_by_cached_key(|group| Natural::of(group.name()));
     kept
 }
 
@@ -468,7 +470,9 @@ impl View {
         let above = shared.above(&group);
         shared.drained(&group, &drained);
         let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.root()));
-        let devices = ledger.as_ref().map(devices).unwrap_or_default();
+        let mut devices = ledger.as_ref().map(devices).unwrap_or_default();
+        // GPUs that NVML does not list come last, in the order of the ledger.
+        devices.sort_by_key(|device| index(device.id, driver).unwrap_or(u32::MAX));
         let purse = shared.budget.of(&group);
         let line = LINE + group.name().len();
         purse.spend(devices.len() * line);
@@ -625,7 +629,12 @@ pub fn unreadable(path: PathBuf) -> Failure {
     ))
 }
 
-/// Returns a GPU's name for printing: NVML's index, if known, and the beginning of the UUID.
+/// Returns a GPU's name in tables: NVML's index, or else the beginning of the UUID.
+pub fn short_label(index: Option<u32>, id: DeviceId) -> String {
+    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
+}
+
+/// Returns a GPU's name in messages: NVML's index, if known, and the beginning of the UUID.
 pub fn label(id: DeviceId, driver: Option<&Driver>) -> String {
     match index(id, driver) {
         Some(index) => format!("{index} ({})", id.short()),

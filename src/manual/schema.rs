@@ -1,8 +1,8 @@
 //! docs/schema.json: what the JSON of verbs has, made of the declared fields.
 
 use crate::figures::fields::{Field, Unit};
-use crate::figures::{self, Row, event, outside, past, processes, snapshot, trend, waiting};
-use crate::verbs::{ps, report};
+use crate::figures::{self, Row, event, outside, past, processes, snapshot, trend, users, waiting};
+use crate::verbs::report;
 use gpulimit_limits::Key;
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn schema() -> String {
         ("process", object(processes::FIELDS)),
         ("outsider", object(outside::FIELDS)),
         ("wait", object(waiting::FIELDS)),
-        ("user", object(ps::users::FIELDS)),
+        ("user", object(users::FIELDS)),
         ("gpu", object(snapshot::FIELDS)),
         ("device", device()),
         ("holder", object(event::HOLDER)),

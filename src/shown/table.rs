@@ -113,7 +113,7 @@ impl Table {
         let next = |table: &Self| {
             let can_go = |at: &usize| table.columns[*at].narrow > 0;
             let order = |at: &usize| {
-                let is_dull = table.says_only(*at, &["0 B", "running", UNKNOWN]);
+                let is_dull = table.says_only(*at, &["0 B", "0", "", "running", UNKNOWN]);
                 (!is_dull, table.columns[*at].narrow)
             };
             (0..table.columns.len()).filter(can_go).min_by_key(order)
@@ -257,6 +257,11 @@ mod tests {
         assert_eq!(shown(80), "NAME ZERO SIZE TOTAL");
         assert_eq!(shown(28), "NAME SIZE TOTAL");
         assert_eq!(shown(20), "NAME TOTAL");
+        let counts = [right("REFUSED").narrow(2), right("PEAK").narrow(1)];
+        let mut table = Table::new(&counts);
+        table.row(vec!["0".into(), "3.0 GiB".into()]);
+        table.narrow(8);
+        assert_eq!(table.columns[0].head, "PEAK");
     }
 
     #[test]

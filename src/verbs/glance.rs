@@ -6,12 +6,12 @@ use crate::figures::event::{Line, who};
 use crate::figures::fields::{left, right};
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{GpuMemory, Round};
-use crate::figures::{Figures, Gpu, of_max, outside::Finder, short_label};
-use crate::groups::Selection;
+use crate::figures::{Figures, Gpu, of_max, outside::Finder};
+use crate::groups::{Selection, short_label};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Table, figure};
-use crate::words::failure::Failure;
+use crate::words::{failure::Failure, order::Natural};
 use gpulimit_base::units::gib;
 use gpulimit_group::{Kind, effective_user, upwards};
 use gpulimit_ledger::EventKind;
@@ -54,6 +54,16 @@ pub fn glance() -> Result<ExitCode, Failure> {
     });
     let newest = refused.iter().rev().map(brief);
     let mut text = table_of_gpus(&read.gpus).render();
+    let unsure = read.gpus.iter().map(|gpu| gpu.unsure);
+    match unsure.fold(0, u64::saturating_add) {
+        0 => {}
+        bytes => {
+            text += &format!(
+                "outside or in groups that you may not read: {}\n",
+                gib(bytes)
+            )
+        }
+    }
     text += &table_of_groups(&read.groups);
     text += &part("Waiting", waits);
     text += &part("Refused, the last first", newest.collect());
@@ -114,7 +124,7 @@ fn table_of_groups(groups: &[Figures]) -> String {
         |group: &&Figures| Kind::of(&group.name) == Kind::Named || !group.rules.rules.is_empty();
     let mut groups: Vec<&Figures> = groups.iter().filter(has_limit).collect();
     let usage = |group: &Figures| Reverse(group.sum_of_known(|gpu| gpu.usage));
-    groups.sort_by_cached_key(|group| (usage(group), group.title.clone()));
+    groups.sort_by_cached_key(|group| (usage(group), Natural::of(&group.title)));
     let mut table = Table::new(&[left("GROUP"), left("GPU: USAGE")]);
     for group in groups.iter().take(LINES) {
         let on = |gpu: &Gpu| {
@@ -141,7 +151,7 @@ fn brief(line: &Line) -> String {
         1 => String::new(),
         count => format!(", {count} times"),
     };
-    let (time, bytes) = (line.time(), gib(what.bytes));
+    let (time, bytes) = (line.time().local(), gib(what.bytes));
     let (who, group) = (who(&what.process), &line.title);
     format!("{time} {who} in {group}: {bytes}{times}")
 }

@@ -1,8 +1,7 @@
 //! `gpulimit ps`: shows the processes in groups, and the memory of each.
 
-pub mod users;
-
 use crate::figures::processes::{Commands, FIELDS, Process, processes};
+use crate::figures::users::{self, Use, millis};
 use crate::figures::waiting::{Waiter, Waiters};
 use crate::figures::{fields, outside};
 use crate::groups::{self, Seen, Selection, View, gpu};
@@ -19,8 +18,6 @@ use gpulimit_ledger::DeviceEntry;
 use gpulimit_limits::Selector;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
-use users::Use;
 
 /// Options of `ps`.
 #[derive(clap::Args)]
@@ -74,8 +71,8 @@ show that it is in a group below /run/gpulimit or, for other users than root,
 below a root of your own. WHY is why the library does not count its memory:
 static, musl, environment cleared (also setuid), started before (`gpulimit
 install`), not loaded, another libcuda, private root, no group (nothing asks for
-one), no door (no call passes the library), or unknown. JSON says it in a
-sentence.
+one), no door (no call passes the library), or unknown: the process may be in a
+group that you may not read. JSON says it in a sentence.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or
@@ -125,10 +122,6 @@ impl Key {
             Self::Waited => Place::figure(millis(row.waited)),
         }
     }
-}
-
-fn millis(time: Option<Duration>) -> Option<u64> {
-    u64::try_from(time?.as_millis()).ok()
 }
 
 /// Shows the processes.
@@ -230,7 +223,7 @@ fn round(
         }
         Shown::Text(String::new())
     } else if args.by == By::User {
-        let mut uses = Use::of(&lines, driver);
+        let mut uses = Use::of(&lines, true, driver);
         args.order.sort(&mut uses, Key::of_use);
         match args.json {
             true => {

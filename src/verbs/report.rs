@@ -61,8 +61,10 @@ All figures count from the time when the group was made: GIB-HOURS are memory
 times time, PEAK is the highest charge, REFUSED counts refused requests, and
 WAITED is the time for which requests waited. A group's figures include those of
 the groups below it, so do not add them up. Only named groups keep these
-figures. Those of a user are GIB-HOURS alone. \"1.0 (up to 3.0)\" is the use of
-killed processes whose death was found later: up to 1.0 they surely lived.
+figures. Those of a user are GIB-HOURS alone, with a sum over all groups at the
+end of the table. OF LIMIT is the part of the present limit that was used, over
+time. \"1.0 (up to 3.0)\" is the use of killed processes whose death was found
+later: up to 1.0 they surely lived.
 
 With --since, a group that was made after TIME has all figures, from then on. An
 older one has PEAK (the highest usage), REFUSED and WAITED for up to a week,
@@ -96,8 +98,8 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
         found.push((at, Line::of(view, args.by)));
     })?;
     found.sort_by_key(|(at, _)| *at);
-    let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
-    let is_printed = print(args, &selection, &lines, driver.as_ref())?;
+    let mut lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
+    let is_printed = print(args, &selection, &mut lines, driver.as_ref())?;
     if !is_printed && status == ExitCode::SUCCESS && !is_told {
         output::note("no named group has used a GPU");
     }
@@ -108,7 +110,7 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
 fn print(
     args: &Args,
     selection: &Selection,
-    lines: &[Line],
+    lines: &mut Vec<Line>,
     driver: Option<&Driver>,
 ) -> Result<bool, Failure> {
     let is_span = args.since.is_some();
@@ -124,6 +126,7 @@ fn print(
             iter::once(fields::heads(fields.iter().copied())).chain(rows),
         )?)?;
     } else if !lines.is_empty() {
+        lines.extend(Line::sums(lines));
         let shown = line::fields(is_span).filter(|field| match field.key {
             "user" => args.by == By::User,
             "peak" | "refusals" | "waited_ms" => args.by == By::Group,

@@ -175,7 +175,10 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
     let holders = holders.has_rows().then(|| indented(&holders.render()));
     let [asked, reasons] = [asked, reasons.join("; ")].map(|it| paragraph("  ", &it));
     let holders = holders.unwrap_or_default();
-    format!("Then, {}:\n{asked}{reasons}{holders}\n", line.time())
+    format!(
+        "Then, {}:\n{asked}{reasons}{holders}\n",
+        line.time().local()
+    )
 }
 
 /// Formats how full things are now, and the advice.

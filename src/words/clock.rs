@@ -23,11 +23,29 @@ impl From<Timestamp> for Moment {
     }
 }
 
+impl Moment {
+    fn timestamp(self) -> Timestamp {
+        let ms = i64::try_from(self.unix_ms).unwrap_or(i64::MAX);
+        Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Formats the time for people, in the zone of the caller: `2026-01-31T13:00:00.123+01:00`.
+    pub fn local(self) -> String {
+        self.in_zone(now().time_zone().clone())
+    }
+
+    fn in_zone(self, zone: TimeZone) -> String {
+        let zoned = self.timestamp().to_zoned(zone);
+        match zoned.offset().is_zero() {
+            true => self.to_string(),
+            false => zoned.strftime("%FT%T%.3f%:z").to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = i64::try_from(self.unix_ms).unwrap_or(i64::MAX);
-        let time = Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX);
-        write!(f, "{time:.3}")
+        write!(f, "{:.3}", self.timestamp())
     }
 }
 
@@ -92,6 +110,16 @@ mod tests {
             let unix_ms = seconds * 1000 + 7;
             assert_eq!(Moment { unix_ms }.to_string(), text);
         }
+    }
+
+    #[test]
+    fn people_read_local_times_with_the_offset() {
+        let unix_ms = 1_772_323_200_007;
+        let zone = TimeZone::fixed(jiff::tz::offset(-5));
+        assert_eq!(
+            [zone, TimeZone::UTC].map(|zone| Moment { unix_ms }.in_zone(zone)),
+            ["2026-02-28T19:00:00.007-05:00", "2026-03-01T00:00:00.007Z"]
+        );
     }
 
     #[test]

@@ -3,6 +3,34 @@
 use clap::ValueEnum;
 use std::cmp::Reverse;
 
+/// The place of a name among names: from A to Z, part by part, with numbers in the order of their
+/// values. A name comes before the names below it.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Natural(Vec<u8>, String);
+
+impl Natural {
+    pub fn of(name: &str) -> Self {
+        let mut key = Vec::with_capacity(name.len() + 8);
+        for part in name
+            .as_bytes()
+            .chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit())
+        {
+            match part {
+                b"/" => key.push(0),
+                [b'0'..=b'9', ..] => {
+                    // A longer number is larger, and numbers are where their digits would be.
+                    let zeros = part.iter().take_while(|digit| **digit == b'0').count();
+                    let digits = &part[zeros..];
+                    key.extend([b'0', digits.len().min(255) as u8]);
+                    key.extend(digits);
+                }
+                other => key.extend(other),
+            }
+        }
+        Self(key, name.to_owned())
+    }
+}
+
 /// The options for the order of rows. `K` lists what rows can be sorted by.
 #[derive(clap::Args)]
 #[group(skip)]
@@ -19,8 +47,7 @@ pub struct Args<K: ValueEnum + Send + Sync + 'static> {
 /// What decides the place of a row.
 #[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Place {
-    /// From A to Z, part by part.
-    Name(Vec<String>),
+    Name(Natural),
     /// From small to large.
     Number(u32),
     /// From large to small.
@@ -30,7 +57,7 @@ pub enum Place {
 impl Place {
     /// Returns the place of a name, before the names below it.
     pub fn name(name: &str) -> Option<Self> {
-        Some(Self::Name(name.split('/').map(str::to_owned).collect()))
+        Some(Self::Name(Natural::of(name)))
     }
 
     pub fn figure(figure: Option<u64>) -> Option<Self> {
@@ -67,6 +94,32 @@ mod tests {
     #[derive(Clone, ValueEnum)]
     enum Second {
         Second,
+    }
+
+    #[test]
+    fn numbers_in_names_are_in_the_order_of_their_values() {
+        let sorted = [
+            "a",
+            "a/b",
+            "a/b/10",
+            "a-1",
+            "a1",
+            "a1b",
+            "a2",
+            "a10",
+            "ab",
+            "b",
+            "run-9-7",
+            "run-10-1",
+            "run-10-2",
+            "run-010-2/x",
+            "run-10-10",
+        ];
+        assert!(sorted.is_sorted_by_key(|name| Natural::of(name)));
+        let reversed: Vec<_> = sorted.into_iter().rev().collect();
+        let mut again = reversed.clone();
+        again.sort_by_key(|name| Natural::of(name));
+        assert_eq!(again, sorted);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `show --mine`
 
-use crate::place::{GIB, GPU, Nothing, Place, executable, text};
+use crate::place::{GIB, GPU, Nothing, Place, executable, text, words};
 use crate::roots::on_empty_machine;
 use crate::user::{ALICE, Machine};
 use gpulimit_base::units::Size;
@@ -25,7 +25,8 @@ fn a_caller_without_a_limit_is_told_so() {
         "{out}"
     );
     let nothing = json!({
-        "schema": 1, "root": null, "by": null, "rule": null, "new_group": null, "group": null
+        "schema": 1, "root": null, "by": null, "rule": null, "new_group": null, "group": null,
+        "running_in": []
     });
     assert_eq!(place.json(&["show", "--mine", "--json"]), nothing);
     assert!(!place.root_path().exists(), "show created the root");
@@ -142,12 +143,30 @@ fn users_who_share_a_limit_are_named_to_those_who_may_see_them() {
     assert_eq!(lines[7].join(" "), "root GPU-1a2b… lab 3.0 GiB");
     assert_eq!(lines.len(), 8, "{out}");
 
+    // Without the variable, the group is that of her program, and who shares its limit.
+    let output = machine.alice(&["show", "--mine"]);
+    let running = text(&output.stdout);
+    assert_eq!(
+        running.lines().next(),
+        Some(
+            "neither a rule nor the environment names a group; programs of yours run in lab/alice"
+        )
+    );
+    assert!(running.lines().skip(1).eq(out.lines().skip(1)), "{running}");
+    let json = machine.alice_in("lab/root", &["show", "--mine", "--json"]);
+    let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    let own = &json["running_in"][0];
+    assert_eq!(
+        (&own["name"], &own["gpus"][0]["mine"]),
+        (&"lab/alice".into(), &GIB.into())
+    );
+
+    drop(hers);
     // She may not read this group's ledger: neither its GPUs nor its users.
     let output = machine.alice_in("closed", &["show", "--mine"]);
     assert!(output.status.success(), "{output:?}");
     let out = text(&output.stdout);
     assert!(!out.contains("root") && !out.contains("3.0 GiB"), "{out}");
-    drop(hers);
 }
 
 #[test]
@@ -178,4 +197,49 @@ fn a_rule_of_the_policy_gives_the_group() {
         lines[8].starts_with("no group limits your programs"),
         "{out}"
     );
+}
+
+#[test]
+fn a_program_in_a_group_of_the_users_own_root_is_found() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let own = std::env::current_exe().expect("known");
+    let member = machine.place.at("member");
+    executable::copy(&own, &member);
+    let script = format!(
+        "
+        mkdir -m 755 /run/gpulimit
+        alice create own max=4G > /dev/null
+        alice create other max=4G > /dev/null
+        mkfifo /run/in /run/out
+        exec 3<>/run/in 4<>/run/out
+        GPULIMIT_ROOT=/dev/shm/gpulimit-{ALICE} GPULIMIT_TEST_MEMBER=own \\
+            setpriv --reuid {ALICE} --regid {ALICE} --clear-groups \\
+            {} --exact place::member_process --ignored --nocapture <&3 >&4 &
+        while read -r line <&4; do case $line in *joined*) break ;; esac; done
+        alice show --mine
+        echo Named:
+        GPULIMIT_GROUP=other alice show --mine
+        echo >&3
+        wait",
+        member.display()
+    );
+    let Some((out, _)) = on_empty_machine(&machine, &script) else {
+        return;
+    };
+    let lines: Vec<String> = out.lines().map(|line| words(line).join(" ")).collect();
+    let expected = [
+        "neither a rule nor the environment names a group; programs of yours run in own",
+        "",
+        "GPU LIMIT USAGE MINE FREE",
+        "GPU-1a2b… 4.0 GiB 1.0 GiB 1.0 GiB 3.0 GiB",
+        "Named:",
+        "your programs are in group other, by GPULIMIT_GROUP; programs of yours run in own",
+        "",
+        "GROUP GPU LIMIT USAGE MINE FREE",
+        "other all 4.0 GiB - - -",
+        "own GPU-1a2b… 4.0 GiB 1.0 GiB 1.0 GiB 3.0 GiB",
+    ];
+    assert_eq!(lines, expected, "{out}");
 }

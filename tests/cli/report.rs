@@ -78,11 +78,17 @@ fn report_has_a_line_for_each_group_and_gpu() {
     );
 
     let table = place.said(&["report"]);
-    let words: Vec<&str> = table.split_whitespace().collect();
+    let words: Vec<&str> = table
+        .split_whitespace()
+        .filter(|word| !word.ends_with('%'))
+        .collect();
     assert_eq!(
         words.join(" "),
-        "GROUP GPU GIB-HOURS PEAK REFUSED WAITED lab GPU-1a2b… 0.0 3.0 GiB 1 0.00 s"
+        "GROUP GPU GIB-HOURS OF LIMIT PEAK REFUSED WAITED lab GPU-1a2b… 0.0 3.0 GiB 1 0.00 s"
     );
+    // The group used 3 of 4 GiB for most of its life.
+    let share = uses(&place, &[])[0]["limit_share"].as_f64();
+    assert!(share > Some(0.0) && share < Some(0.76), "{share:?}");
     let output = place.output(&["report", "idle"]);
     assert!(
         output.status.success() && output.stdout.is_empty(),
@@ -115,6 +121,47 @@ fn report_by_user_has_the_use_of_each_user() {
     let csv = place.said(&["report", "--by", "user", "--csv"]);
     let row = format!(",{GPU},{},{name},0.00", me());
     assert!(csv.contains(&row) && csv.lines().count() == 2, "{csv}");
+}
+
+#[test]
+fn report_by_user_has_a_sum_over_groups() {
+    let (place, _member) = used();
+    place.group("lab/a", Size::Max);
+    place.group("night", Size::Max);
+    let members = ["lab/a", "night"].map(|name| {
+        let (member, device) = place.member(name);
+        let charged = member.charge(&device, GIB, &Nothing, Insistence::Full);
+        charged.expect("fits");
+        member
+    });
+    wait_until("memory over time", || {
+        let all = uses(&place, &[]);
+        all.len() == 3
+            && all
+                .iter()
+                .all(|line| line["gib_hours"].as_f64() > Some(0.0))
+    });
+    drop(members);
+    let table = place.said(&["report", "--by", "user"]);
+    let last = table.lines().last().expect("a line");
+    assert!(
+        last.starts_with("all groups") && table.lines().count() == 5,
+        "{table}"
+    );
+    // The figures of programs have each line once.
+    assert_eq!(uses(&place, &["--by", "user"]).len(), 3);
+    assert_eq!(
+        place
+            .said(&["report", "--by", "user", "--csv"])
+            .lines()
+            .count(),
+        4
+    );
+    assert!(
+        !place
+            .said(&["report", "lab/a", "--by", "user"])
+            .contains("all groups")
+    );
 }
 
 #[test]
@@ -448,7 +495,7 @@ fn saved_reports_tell_who_used_how_much_before_and_after_a_reboot() {
     ];
     let table = files.place.said(&span);
     assert!(
-        table.contains("FROM") && table.contains("2026-11-01 "),
+        table.contains("FROM") && table.contains("2026-11-01T"),
         "early: {table}"
     );
     // A GPU without a line in a save was not used before.
@@ -500,7 +547,7 @@ fn figures_that_begin_late_say_so() {
         "{table}"
     );
     assert!(
-        table.contains("lab GPU-1a2b… 4.0 - 2 0.00 s 2026-11-02 "),
+        table.contains("lab GPU-1a2b… 4.0 - 2 0.00 s 2026-11-02T"),
         "{table}"
     );
     assert!(

@@ -96,9 +96,10 @@ class Figures(PageTest):
         self.assertEqual(len(state["groups"]), 2)
         for group in state["groups"]:
             gpu = group["gpus"][0]
-            limit = size(gpu["effective_max"])
-            usage = f"{size(gpu['usage']).split()[0]} of {limit}"
-            self.wait_for_cell(group["name"], "usage", usage)
+            self.wait_for_cell(group["name"], "usage", size(gpu["usage"]))
+            # A limit that is the group's own is said once.
+            self.assertEqual(gpu["effective_max"], gpu["max"])
+            self.wait_for_cell(group["name"], "effective", "")
             self.wait_for_cell(group["name"], "max", size(gpu["max"]))
             self.wait_for_cell(group["name"], "peak", size(gpu["peak"]))
             self.wait_for_cell(group["name"], "free", size(gpu["free"]))
@@ -159,7 +160,7 @@ class Figures(PageTest):
         for _ in range(2):
             self.alice.take(GIB)
             usage += GIB
-            self.wait_for_cell("lab/alice", "usage", f"{size(usage).split()[0]} of 4.0 GiB")
+            self.wait_for_cell("lab/alice", "usage", size(usage))
         self.machine.gpulimit("create", "late", "--max", "1G")
         self.wait_for_cell("late", "max", "1.0 GiB")
         self.machine.gpulimit("rm", "late")
@@ -199,14 +200,72 @@ class Figures(PageTest):
         self.browser.wait_for_text("#sum-refusals", "200")
         entry = self.browser.one("#event-list .event-refusal")
         self.assertIn("charged, 200 times", entry.text)
-        self.assertIn("the last time at", entry.get_attribute("textContent"))
+        self.assertIn("the first time at", entry.get_attribute("textContent"))
         self.browser.wait_for_text("#event-count", "200 events of the last day")
 
+    def test_refusals_of_a_process_are_one_entry(self):
+        """The server's answer has each refusal three times, a second apart."""
+        self.lab()
+        self.alice.take(4 * GIB, expected=2)
+        self.bob.take(40 * GIB, expected=2)
+        script = """
+            const again = (event) => [0, 1, 2].map((ago) => ({
+              ...event, number: event.number + 100 * ago,
+              time: new Date(Date.parse(event.time) - 1000 * ago).toISOString()}));
+            Response.prototype.json = async function () {
+              const said = JSON.parse(await this.text());
+              return said.events ? {...said, events: said.events.flatMap(again)} : said;
+            };
+        """
+        identifier = self.browser.before_page(script)
+        self.addCleanup(self.browser.not_before_page, identifier)
+        self.serve()
+        self.browser.wait_for_text("#event-count", "6 events of the last day")
+        entries = [entry.text for entry in self.browser.all("#event-list .event-refusal")]
+        self.assertEqual(len(entries), 2)
+        for entry, size_ in zip(entries, ("40.0 GiB", "4.0 GiB")):
+            self.assertIn(f"was refused {size_}", entry)
+            self.assertIn(", 3 times", entry)
+
+    def test_users_have_sums(self):
+        self.lab()
+        self.serve()
+        state = self.server.get("api/v1/state")
+        total = sum(process["total"] for process in state["processes"])
+        user = state["processes"][0]["user"]
+        row = self.browser.wait("return document.querySelector('.grid-users .grid-body .grid-row')")
+        for text in (user, "2", size(total)):
+            self.assertIn(text, row.text)
+        self.browser.one(".grid-users .grid-body button").click()
+        self.browser.wait(
+            "return document.getElementById('process-filter').value === arguments[0]", user
+        )
+
+    def test_the_address_keeps_the_state(self):
+        self.lab()
+        self.serve()
+        self.browser.one("[data-group='lab'] .group-name").click()
+        self.browser.wait_for_text(".chart h3", "lab on GPU 0")
+        self.browser.run("document.querySelector('[value=\"1h\"]').click()")
+        self.browser.one("#group-filter").send_keys("lab")
+        self.browser.one("nav a[href='#events']").click()
+        self.browser.wait("return location.hash.includes('group=lab')")
+        self.browser.driver.refresh()
+        self.browser.wait_for_text(".chart h3", "lab on GPU 0")
+        for script, value in (
+            ("document.querySelector('#ranges input:checked').value", "1h"),
+            ("document.getElementById('group-filter').value", "lab"),
+        ):
+            self.assertEqual(self.browser.run(f"return {script}"), value)
+        self.browser.one("#close-group").click()
+        self.browser.wait("return !location.hash.includes('group=')")
+
     def test_waiting_processes_are_shown(self):
-        self.machine.gpulimit("create", "lab", "--max", "4G", "on_limit=wait")
+        self.machine.gpulimit("create", "lab", "--max", "4G", "on_limit=wait", "wait_timeout=1h")
         holder = self.machine.member("lab")
         holder.take(2 * GIB)
         waiter = self.machine.member("lab", "the-waiter")
+        second = self.machine.member("lab")
         self.serve()
         self.browser.wait("return !document.getElementById('no-waiters').hidden")
         waiter.ask(f"take {2 * GIB}")
@@ -215,6 +274,16 @@ class Figures(PageTest):
         text = self.browser.run("return document.querySelector('.waiter').innerText")
         self.assertRegex(text, r"lab\s+waits \d+ s for 2\.0 GiB of GPU 0")
         self.assertIn("the-waiter", text)
+        # Who has the memory, and when the request gives up.
+        self.assertRegex(text, rf"held: 2\.\d GiB by \S+ \(pid {holder.process.pid}\)")
+        self.assertRegex(text, r"gives up in (59 min|1 h 0 min)")
+        second.ask(f"take {3 * GIB}")
+        self.browser.wait("return document.querySelectorAll('.waiter').length === 2")
+        texts = "return [...document.querySelectorAll('.waiter')].map((one) => one.innerText)"
+        for place, said in enumerate(self.browser.run(texts), 1):
+            self.assertIn(f"{place} of 2 in line", said)
+        second.end()
+        self.browser.wait("return document.querySelectorAll('.waiter').length === 1")
         self.wait_for_cell("lab", "waiting", "1")
         self.browser.wait(f"return {self.cell('lab', 'state')}.startsWith('waits for 2.0 GiB')")
         holder.free()
@@ -274,7 +343,7 @@ class Lost(PageTest):
         self.server.start()
         self.browser.wait_for_live()
         usage = self.groups()["lab/alice"]["gpus"][0]["usage"]
-        self.wait_for_cell("lab/alice", "usage", f"{size(usage).split()[0]} of 4.0 GiB")
+        self.wait_for_cell("lab/alice", "usage", size(usage))
         self.assertFalse(self.browser.one("#notice").is_displayed())
 
 
@@ -348,6 +417,28 @@ class Form(PageTest):
             found, *outside = self.browser.run(wide)
             self.assertLessEqual(found, width)
             self.assertEqual(outside, [], width)
+
+    def test_four_gpus_are_a_row_on_a_laptop_and_a_line_each_on_a_phone(self):
+        self.machine.close()
+        self.machine = Machine(gpus=4)
+        self.addCleanup(self.machine.close)
+        self.lab()
+        self.serve()
+        boxes = """
+            return [...document.querySelectorAll('.gpu')].map((card) => {
+              const {top, height} = card.getBoundingClientRect();
+              return [Math.round(top), height];
+            });
+        """
+        self.browser.wait("return document.querySelectorAll('.gpu').length === 4")
+        for width in (1280, 1366, 1440, 3840):
+            self.browser.size(width, 900)
+            tops = {top for top, _ in self.browser.run(boxes)}
+            self.assertEqual(len(tops), 1, width)
+        self.browser.size(390, 900)
+        found = self.browser.run(boxes)
+        self.assertEqual(len({top for top, _ in found}), 4)
+        self.assertLess(max(height for _, height in found), 48)
 
     def test_axe_finds_nothing_serious(self):
         if not AXE.exists():

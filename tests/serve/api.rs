@@ -75,6 +75,7 @@ fn the_state_is_what_show_and_ps_print() {
         "others",
         "outside",
         "outsiders",
+        "outside_unsure",
         "limits",
     ];
     assert_eq!(names, all);

@@ -77,7 +77,7 @@ pub use uncovered::{Compared, Figures, uncovered};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Standstill, Turn};
 
-use atomic::{AtomicU64, Ordering, Word};
+use atomic::{AtomicU64, Ordering};
 use charge::Charged;
 use gpulimit_base::device::DeviceId;
 use layout::{ChargeLine, Content, Header, LINE_DEVICES, Signals};

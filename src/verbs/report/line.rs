@@ -1,15 +1,20 @@
 //! The lines of a report: what groups and users have used since the groups were made.
 
 use super::span::Use;
+use crate::figures::bytes;
 use crate::figures::fields::{Cell, Field, fields, left, right};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::words::{clock, failure::Failure};
+use crate::words::clock::{self, Moment};
+use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
+use gpulimit_group::upwards;
 use gpulimit_ledger::Ledger;
+use gpulimit_limits::{Key, LimitSet};
 use jiff::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -70,7 +75,7 @@ fields! { pub FIELDS(it: Line):
     "name": Text, left("GROUP") => Cell::said(&*it.subject.group, &*it.title);
     /// The group root.
     "root": Text => &*it.subject.root;
-    "gpu": Device, left("GPU") => Cell::Gpu(Some(it.subject.gpu));
+    "gpu": Device, left("GPU") => Cell::Gpu((!it.is_sum()).then_some(it.subject.gpu));
     /// The number of the user; null for a group.
     "uid": Count => it.subject.user.and_then(User::id);
     /// The name of the user; null for a group.
@@ -84,6 +89,9 @@ fields! { pub FIELDS(it: Line):
     /// What killed processes used beyond that at most: from their last sign of life until they were
     /// found dead.
     "gib_hours_uncertain": Number => it.uncertain;
+    /// The part of the present limit that was used, over time: 1 is all of it, all the time. Null
+    /// without a limit, and if the memory or the time is unknown.
+    "limit_share": Number, right("OF LIMIT").sparse() => share(it.share());
     /// The highest usage; null for a user, and if it may be older than `from`.
     "peak": Bytes, right("PEAK") => it.used.peak;
     /// The refused requests; null for a user, and for more than the history can count.
@@ -94,7 +102,7 @@ fields! { pub FIELDS(it: Line):
     "waited_ms": Ms, right("WAITED") => waited(it.used.waited_ms);
     /// When the group was made, without `--since`; null if the file system does not tell.
     "made": Time => it.made.map(moment);
-    "": Text, left("FROM").sparse() => it.late.map_or_else(String::new, local);
+    "": Text, left("FROM").sparse() => it.late.map_or_else(String::new, |unix_ms| Moment { unix_ms }.local());
 }
 
 /// Returns the fields of a report, with `--since` or without it.
@@ -106,9 +114,11 @@ pub fn fields(is_span: bool) -> impl Iterator<Item = &'static Field<Line>> {
     })
 }
 
-/// Returns the fields of CSV. Files that older versions have saved lack the last one.
+/// Returns the fields of CSV, without what depends on the present limit. Files that older versions
+/// have saved lack the last one.
 pub fn csv_fields(is_span: bool) -> Vec<&'static Field<Line>> {
-    let mut fields: Vec<_> = fields(is_span).collect();
+    let is_lasting = |field: &&Field<Line>| field.key != "limit_share";
+    let mut fields: Vec<_> = fields(is_span).filter(is_lasting).collect();
     fields.sort_by_key(|field| field.key == UNCERTAIN);
     fields
 }
@@ -135,6 +145,60 @@ pub enum User {
 }
 
 impl Line {
+    /// Returns a line for each user of several lines: the sum over all GPUs and all groups, without
+    /// groups that are below others of these.
+    pub fn sums(lines: &[Self]) -> Vec<Self> {
+        let name = |it: &'_ Self| (it.subject.root.clone(), it.subject.group.clone());
+        let names: BTreeSet<(String, String)> = lines.iter().map(name).collect();
+        let is_top = |it: &&Self| {
+            let mut above = upwards(&it.subject.group).skip(1);
+            !above.any(|group| names.contains(&(it.subject.root.clone(), group.to_owned())))
+        };
+        let mut sums: BTreeMap<User, (usize, Self)> = BTreeMap::new();
+        for it in lines.iter().filter(is_top) {
+            let Some(user) = it.subject.user else {
+                continue;
+            };
+            let subject = Subject {
+                group: String::new(),
+                ..it.subject.clone()
+            };
+            let (count, sum) = sums.entry(user).or_insert_with(|| {
+                let sum = Self {
+                    subject,
+                    title: "all groups".into(),
+                    used: Use::default(),
+                    uncertain: 0.0,
+                    made: None,
+                    until: None,
+                    late: None,
+                };
+                (0, sum)
+            });
+            *count += 1;
+            let hours = [sum.used.gib_hours, it.used.gib_hours].map(|hours| hours.unwrap_or(0.0));
+            sum.used.gib_hours = Some(hours[0] + hours[1]);
+            sum.uncertain += it.uncertain;
+        }
+        let sums = sums.into_values().filter(|(count, _)| *count > 1);
+        sums.map(|(_, sum)| sum).collect()
+    }
+
+    /// Returns whether the line is the sum for a user.
+    fn is_sum(&self) -> bool {
+        self.subject.group.is_empty()
+    }
+
+    /// Returns the part of the present limit that was used, over the time of the line.
+    fn share(&self) -> Option<f64> {
+        let until = self
+            .until
+            .unwrap_or_else(|| Moment::from(Timestamp::now()).unix_ms);
+        let hours = until.saturating_sub(self.used.from.or(self.made)?) as f64 / 3_600_000.0;
+        let all = self.used.limit? as f64 / (1u64 << 30) as f64 * hours;
+        Some(self.used.gib_hours? / all).filter(|share| share.is_finite())
+    }
+
     /// Returns the lines of a group: one for each GPU, or one for each GPU and user.
     pub fn of(view: &View, by: By) -> Vec<Self> {
         let keeps = |ledger: &&Ledger| ledger.keeps_history();
@@ -159,6 +223,10 @@ impl Line {
                 users.insert(user, [bill.byte_seconds, bill.uncertain]);
             }
             let usage = ledger.usage(device.index);
+            let capacity = view.capacity(device.id, None);
+            let max = |rules: &LimitSet| bytes(rules.for_device(device.id, Key::Max), capacity);
+            let above = view.above.iter().map(|above| &above.rules);
+            let limit = iter::once(&view.rules).chain(above).filter_map(max).min();
             let all = [0, 1].map(|at| users.values().map(|one| one[at]).sum());
             let figures = match by {
                 By::Group => vec![(None, all)],
@@ -178,6 +246,7 @@ impl Line {
                 title: view.title.clone(),
                 used: Use {
                     from: None,
+                    limit,
                     gib_hours: Some(gib_hours(sure)),
                     peak: of_group(usage.peak),
                     refusals: of_group(usage.refusals),
@@ -228,6 +297,13 @@ fn hours(sure: Option<f64>, uncertain: f64) -> Cell {
     Cell::Said(sure.into(), text)
 }
 
+fn share(share: Option<f64>) -> Cell {
+    Cell::Said(
+        share.into(),
+        share.map(|share| format!("{:.0}%", share * 100.0)),
+    )
+}
+
 fn waited(ms: Option<u64>) -> Cell {
     let text = ms.map(|ms| clock::span(Duration::from_millis(ms)));
     Cell::Said(ms.into(), text)
@@ -235,15 +311,7 @@ fn waited(ms: Option<u64>) -> Cell {
 
 /// Formats a time in UTC.
 fn moment(unix_ms: u64) -> String {
-    clock::Moment { unix_ms }.to_string()
-}
-
-/// Formats a time in the zone of the caller.
-fn local(unix_ms: u64) -> String {
-    let time = Timestamp::from_millisecond(i64::try_from(unix_ms).unwrap_or(i64::MAX));
-    let time = time.unwrap_or(Timestamp::MAX);
-    let zoned = time.to_zoned(clock::now().time_zone().clone());
-    zoned.strftime("%F %R").to_string()
+    Moment { unix_ms }.to_string()
 }
 
 /// Returns the time when a group was made, in milliseconds since 1970.
@@ -257,6 +325,42 @@ fn made(ledger: &Ledger) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::figures::fields::Unit;
+
+    /// What a group uses is also in the figures of the groups above.
+    #[test]
+    fn a_sum_counts_the_memory_of_a_group_once() {
+        let line = |group: &str, gpu: u8, uid, hours| Line {
+            subject: Subject {
+                root: "/run/gpulimit".into(),
+                group: group.into(),
+                gpu: DeviceId::gpu([gpu; 16]),
+                user: Some(User::Id(uid)),
+            },
+            title: group.into(),
+            used: Use {
+                gib_hours: Some(hours),
+                limit: Some(4 << 30),
+                ..Use::default()
+            },
+            uncertain: 0.5,
+            made: Some(0),
+            until: Some(7_200_000),
+            late: None,
+        };
+        let lines = [
+            line("lab", 1, 7, 2.0),
+            line("lab/a", 1, 7, 1.5),
+            line("night", 2, 7, 4.0),
+            line("night", 2, 8, 3.0),
+        ];
+        let sums = Line::sums(&lines);
+        let [sum] = &sums[..] else {
+            panic!("one user has several lines")
+        };
+        assert_eq!((sum.used.gib_hours, sum.uncertain), (Some(6.0), 1.0));
+        assert_eq!(lines[0].share(), Some(0.25));
+        assert_eq!(sum.share(), None);
+    }
 
     #[test]
     fn an_uncertain_use_is_shown_beside_the_sure_one() {

@@ -120,6 +120,7 @@ fn line(row: &StringRecord, heads: &StringRecord) -> Option<(Subject, Sample)> {
         },
         used: Use {
             from: None,
+            limit: None,
             gib_hours: Some(saved.gib_hours),
             peak: saved.peak,
             refusals: saved.refusals,

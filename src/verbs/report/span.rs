@@ -21,6 +21,8 @@ pub struct Use {
     /// Time from which the figures count, in milliseconds since 1970. Later than the begin of the
     /// span if nothing is known of the time before.
     pub from: Option<u64>,
+    /// The present limit in bytes.
+    pub limit: Option<u64>,
     pub gib_hours: Option<f64>,
     /// The highest usage.
     pub peak: Option<u64>,
@@ -101,6 +103,7 @@ impl Samples<'_> {
                 None => used.from = used.from.max(Some(sample.time)),
             }
         }
+        used.limit = last.and_then(|last| last.used.limit);
         used.peak = used.peak.filter(|_| used.peak >= old_peak);
         used.gib_hours.is_some().then_some(used)
     }
@@ -140,6 +143,7 @@ mod tests {
             made: (made > 0).then_some(made),
             used: Use {
                 from: None,
+                limit: None,
                 gib_hours: Some(figure as f64),
                 peak: Some(peak),
                 refusals: Some(2 * figure),
@@ -156,6 +160,7 @@ mod tests {
 
     fn found(from: u64, figure: u64, peak: Option<u64>) -> Option<Use> {
         Some(Use {
+            limit: None,
             from: Some(from),
             gib_hours: Some(figure as f64),
             peak,

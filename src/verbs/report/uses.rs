@@ -7,7 +7,7 @@ use crate::figures::{past::Past, spans};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
-use crate::words::{clock::Moment, failure::Failure};
+use crate::words::{clock::Moment, failure::Failure, order::Natural};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::is_within;
 use gpulimit_ledger::Period;
@@ -65,8 +65,8 @@ pub fn report(args: &Args, since: u64) -> Result<ExitCode, Failure> {
     if until.is_none() {
         (status, _) = visit(&selection, driver, |_, view| span.add_view(view, driver))?;
     }
-    let lines = span.lines(&selection);
-    let is_printed = print(args, &selection, &lines, driver)?;
+    let mut lines = span.lines(&selection, driver);
+    let is_printed = print(args, &selection, &mut lines, driver)?;
     if args.json || args.csv {
         return Ok(status);
     }
@@ -133,7 +133,7 @@ impl Span {
     /// Returns a line for each subject. Tells the begin of figures that begin later than asked, or
     /// so much earlier that it matters: the last save, and the period of a history, may begin a
     /// quarter of an hour earlier.
-    fn lines(&mut self, selection: &Selection) -> Vec<Line> {
+    fn lines(&mut self, selection: &Selection, driver: Option<&Driver>) -> Vec<Line> {
         const EARLY: u64 = 3_600_000;
         let near = self.since.saturating_sub(EARLY)..=self.since;
         let until = Some(self.until);
@@ -147,7 +147,7 @@ impl Span {
             used,
         };
         let none = BTreeSet::new();
-        let mut lines = Vec::new();
+        let mut lines: Vec<Line> = Vec::new();
         for (subject, samples) in &mut self.samples {
             samples.sort_by_key(|sample| sample.time);
             let saves = self.saves.get(&subject.root).unwrap_or(&none);
@@ -170,6 +170,11 @@ impl Span {
                 None => {}
             }
         }
+        lines.sort_by_cached_key(|line| {
+            let gpu = groups::index(line.subject.gpu, driver).unwrap_or(u32::MAX);
+            let Subject { root, group, .. } = &line.subject;
+            (root.clone(), Natural::of(group), gpu)
+        });
         lines
     }
 }

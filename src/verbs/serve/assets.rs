@@ -1,6 +1,6 @@
 //! The files of the page, which are parts of the program.
 
-use crate::figures::{Row, fields, processes};
+use crate::figures::{Row, fields, processes, users};
 use std::sync::LazyLock;
 
 /// A file of the page.
@@ -58,7 +58,11 @@ pub fn at(path: &str) -> Option<Asset> {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let groups = fields::columns(Row::FIELDS);
         let processes = fields::columns(processes::FIELDS);
-        format!("export const GROUPS = {groups};\nexport const PROCESSES = {processes};\n")
+        let users = fields::columns(users::FIELDS);
+        format!(
+            "export const GROUPS = {groups};\nexport const PROCESSES = {processes};\n\
+             export const USERS = {users};\n"
+        )
     });
     if path == COLUMNS {
         return Some(Asset {

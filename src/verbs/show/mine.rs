@@ -1,13 +1,13 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
-use crate::figures::fields::{left, right};
+use crate::figures::fields::{left, path, right};
 use crate::figures::{self, Figures, Gpu, waiting::Waiters};
-use crate::groups::{self, SCHEMA, View};
+use crate::groups::{self, SCHEMA, Selection, View};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Table, UNKNOWN, figure};
 use crate::shown::watch::{Round, Shown};
-use crate::words::{environment::env, failure::Failure, notes::Notes};
+use crate::words::{environment::env, failure::Failure, notes::Notes, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, effective_user, is_within};
@@ -29,6 +29,9 @@ pub fn mine(
     let assigned = Assigned::to_caller()?;
     let of = |group| Mine::of(group, devices, driver);
     let mine = assigned.group.as_ref().map(of).transpose()?;
+    let (others, notes) = running(assigned.group.as_ref(), driver)?;
+    // A group may have gone since it was read.
+    let others: Vec<Mine> = others.iter().filter_map(|group| of(group).ok()).collect();
     let shown = if as_json {
         Shown::Json(json!({
             "schema": SCHEMA,
@@ -37,24 +40,52 @@ pub fn mine(
             "rule": assigned.rule,
             "new_group": assigned.new,
             "group": mine.as_ref().map(Mine::json),
+            "running_in": others.iter().map(Mine::json).collect::<Vec<_>>(),
         }))
     } else {
-        let assigned = Escaped(&assigned.to_string()).to_string();
-        let mut text = output::fit(&assigned, 2) + "\n";
-        if let Some(mine) = mine {
-            let own = mine.table();
-            if own.has_rows() {
-                text += &format!("\n{}", own.render());
-            }
-            let shares = mine.shares_table();
-            if shares.has_rows() {
-                text += &format!("\nShared with:\n{}", shares.render());
-            }
+        let mut said = match (&assigned, &others[..]) {
+            (
+                Assigned {
+                    group: None,
+                    new: None,
+                    ..
+                },
+                [_, ..],
+            ) => "neither a rule nor the environment names a group".to_owned(),
+            (assigned, _) => assigned.to_string(),
+        };
+        if !others.is_empty() {
+            let names: Vec<&str> = others.iter().map(|mine| &*mine.figures.name).collect();
+            said += &format!("; programs of yours run in {}", text::some(&names));
+        }
+        let mut text = output::fit(&Escaped(&said).to_string(), 2) + "\n";
+        let all: Vec<Mine> = mine.into_iter().chain(others).collect();
+        let own = Mine::table(&all);
+        if own.has_rows() {
+            text += &format!("\n{}", own.render());
+        }
+        let shares = Mine::shares_table(&all);
+        if shares.has_rows() {
+            text += &format!("\nShared with:\n{}", shares.render());
         }
         Shown::Text(text)
     };
-    let notes = Notes::default();
     Ok(Round { shown, notes })
+}
+
+/// Returns the groups, other than this one, in which programs of the caller run.
+fn running(but: Option<&Group>, driver: Option<&Driver>) -> Result<(Vec<Group>, Notes), Failure> {
+    let user = effective_user();
+    let mut found = Vec::new();
+    let notes = Selection::all()?.visit(driver, |at, view| {
+        let is_its = |it: &ProcessUsage| it.alive && it.below.is_empty() && it.identity.uid == user;
+        let is_other = but.is_none_or(|but| but.path() != view.group.path());
+        if is_other && view.processes.iter().any(is_its) {
+            found.push((at, view.group));
+        }
+    });
+    found.sort_by_key(|(at, _)| *at);
+    Ok((found.into_iter().map(|(_, group)| group).collect(), notes))
 }
 
 /// The group that the caller's programs are in, and the reason for that.
@@ -217,8 +248,10 @@ impl Mine {
         group
     }
 
-    fn table(&self) -> Table {
+    /// Formats the figures; names the group if there are several.
+    fn table(all: &[Self]) -> Table {
         let mut table = Table::new(&[
+            path("GROUP").sparse(),
             left("GPU"),
             left("LIMIT"),
             right("USAGE"),
@@ -226,35 +259,54 @@ impl Mine {
             right("FREE"),
         ]);
         let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-        let used = self.used.iter().copied().chain(iter::repeat(None));
-        for (row, used) in self.figures.rows().zip(used) {
-            table.row(vec![
-                row.label().to_owned(),
-                row.effective().unwrap_or_else(|| row.max()),
-                bytes(row.gpu.and_then(|gpu| gpu.usage)),
-                bytes(used),
-                bytes(row.gpu.and_then(|gpu| gpu.free)),
-            ]);
+        for mine in all {
+            let name = if all.len() > 1 {
+                &*mine.figures.name
+            } else {
+                ""
+            };
+            let used = mine.used.iter().copied().chain(iter::repeat(None));
+            for (row, used) in mine.figures.rows().zip(used) {
+                table.row(vec![
+                    name.to_owned(),
+                    row.label().to_owned(),
+                    row.effective().unwrap_or_else(|| row.max()),
+                    bytes(row.gpu.and_then(|gpu| gpu.usage)),
+                    bytes(used),
+                    bytes(row.gpu.and_then(|gpu| gpu.free)),
+                ]);
+            }
         }
         table
     }
 
-    /// Formats the users who share the limit.
-    fn shares_table(&self) -> Table {
-        let mut table = Table::new(&[left("USER"), left("GPU"), left("GROUP"), right("USAGE")]);
-        for (gpu, shares) in self.figures.gpus.iter().zip(&self.shares) {
-            let mut row = |user: String, usage: String| {
-                table.row(vec![user, gpu.label.clone(), shares.group.clone(), usage]);
-            };
-            match &shares.users {
-                None => row(UNKNOWN.into(), UNKNOWN.into()),
-                Some(users) => {
-                    for (uid, bytes) in users {
-                        row(accounts::user_name(*uid), gib(*bytes).to_string());
+    /// Formats the users who share the limits. Groups below the same limit share it with the same
+    /// users. The caller's programs in other groups have rows of their own if there are several.
+    fn shares_table(all: &[Self]) -> Table {
+        let mut rows = Vec::new();
+        for mine in all {
+            for (gpu, shares) in mine.figures.gpus.iter().zip(&mine.shares) {
+                let mut row = |user: String, usage: String| {
+                    let row = vec![user, gpu.label.clone(), shares.group.clone(), usage];
+                    if !rows.contains(&row) {
+                        rows.push(row);
+                    }
+                };
+                match &shares.users {
+                    None => row(UNKNOWN.into(), UNKNOWN.into()),
+                    Some(users) => {
+                        let caller = effective_user();
+                        for (uid, bytes) in users {
+                            if all.len() == 1 || *uid != caller {
+                                row(accounts::user_name(*uid), gib(*bytes).to_string());
+                            }
+                        }
                     }
                 }
             }
         }
+        let mut table = Table::new(&[left("USER"), left("GPU"), left("GROUP"), right("USAGE")]);
+        rows.into_iter().for_each(|row| table.row(row));
         table
     }
 }

@@ -3,8 +3,9 @@
 use super::look::{LIMIT, OUTSIDE, TITLE, WEAK};
 use super::round::Tops;
 use super::tables::{self, short, size};
+use crate::figures::percent;
 use crate::figures::snapshot::GpuMemory;
-use crate::figures::{percent, short_label};
+use crate::groups::short_label;
 use crate::shown::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
@@ -135,7 +136,12 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
     let (others, free) = (size(gpu.others()), size(gpu.free()));
     let outside = gpu.outside.filter(|(count, _)| *count > 0);
     let outside = outside.map_or_else(String::new, |(count, bytes)| {
-        format!("  {count} outside {}", short(bytes))
+        let unsure = if gpu.unsure > 0 {
+            " or not readable"
+        } else {
+            ""
+        };
+        format!("  {count} outside{unsure} {}", short(bytes))
     });
     let others = (OUTSIDE, format!(" others {others}{outside}  free {free}"));
     let limits = gpu

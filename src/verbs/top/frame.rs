@@ -56,6 +56,10 @@ pub fn draw(scene: &Scene<'_>, buffer: &mut Buffer) -> Seen {
                 let lines = pages::help(width, scene.view.readonly);
                 page(lines, scene.view.scroll, body, buffer)
             }
+            Page::Users => {
+                let lines = pages::users(scene.round, width);
+                page(lines, scene.view.scroll, body, buffer)
+            }
             Page::Details(wanted) => {
                 let lines = pages::details(scene, wanted, width);
                 page(lines, scene.view.scroll, body, buffer)
@@ -264,10 +268,10 @@ fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
 fn keys(view: &View, width: usize) -> Line<'static> {
     let keys = match view.page {
         Page::Tables => {
-            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  \
-             K signal  S suspend  p pause"
+            "? help  q quit  / filter  ,. sort  i idle  U users  Space fold  Enter details  \
+             s set  K signal  S suspend  p pause"
         }
-        Page::Help => "Esc back  Up/Down scroll",
+        Page::Help | Page::Users => "Esc back  Up/Down scroll",
         Page::Details(_) => "Esc back  [] other time  Up/Down scroll",
     };
     let mut line = Line::default();

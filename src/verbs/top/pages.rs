@@ -3,8 +3,9 @@
 use super::frame::Scene;
 use super::look::{self, TITLE};
 use super::round::{Name, Round, Wanted};
-use super::tables::{self, states};
+use super::tables::{self, Table, states};
 use crate::figures::processes::Process;
+use crate::figures::users::Use;
 use crate::figures::{Figures, Row};
 use crate::shown::terminal::{NO_BREAK, wrap};
 use crate::shown::{curve, output::Escaped};
@@ -35,6 +36,7 @@ i                   show idle groups, or hide them (--idle)
 I                   invert the order
 / F4                filter names and commands; Esc clears the filter (--filter)
 u                   show one user's processes (--user)
+U                   list the users, with sums over groups and GPUs
 d                   show one GPU, the next one, all (--device)
 Esc                 drop the selection; again: drop the filters
 p Z                 pause, and go on
@@ -57,7 +59,8 @@ const MEANINGS: [&str; 7] = [
      that of a group above. USAGE includes the groups below.",
     "10 MIN is the usage of the last ten minutes, if the group keeps a history; its full height is \
      the limit.",
-    "STATE: a request `waits for` memory, and how long it has waited; `above high` or `above max`; \
+    "STATE: a request `waits for` memory, and how long it has waited; `2 refused` within the last \
+     minute; `above high` or `above max`; \
      `suspended`: this memory is on the host, and no part of the usage; `draining`: a process has \
      ended, and the driver has not freed its memory yet; `may leak`: the usage grows as that of a \
      program with a leak.",
@@ -156,7 +159,29 @@ fn processes(round: &Round, group: &Name, width: usize) -> Vec<Line<'static>> {
     let is_in = |it: &&Process| it.root == group.root && is_within(&it.group, &group.name);
     let found: Vec<&Process> = round.processes.iter().filter(is_in).collect();
     let table = tables::processes(found, round);
-    let area = Rect::new(0, 0, width as u16, table.rows.len().min(MOST) as u16 + 1);
+    if table.rows.is_empty() {
+        return Vec::new();
+    }
+    let more = table.rows.len().saturating_sub(MOST);
+    let more = (more > 0).then(|| format!("and {more} more: gpulimit ps {}", group.name).into());
+    let lines = drawn(&table, MOST, width).into_iter().chain(more);
+    once(Line::default()).chain(lines).collect()
+}
+
+/// Returns the lines of the users: the sums over all groups and GPUs.
+pub fn users(round: &Round, width: usize) -> Vec<Line<'static>> {
+    let uses = Use::of(&round.processes, false, None);
+    match uses.is_empty() {
+        true => vec!["no processes in groups".into()],
+        false => drawn(&tables::users(&uses), usize::MAX, width),
+    }
+}
+
+/// Draws at most this many rows of a table as lines.
+fn drawn<'a, R: Copy + 'a>(table: &Table<'a, R>, most: usize, width: usize) -> Vec<Line<'static>> {
+    let height = table.rows.len().min(most).saturating_add(1);
+    let height = u16::try_from(height).unwrap_or(u16::MAX / width as u16);
+    let area = Rect::new(0, 0, width as u16, height);
     let mut buffer = Buffer::empty(area);
     table.draw(area, &mut buffer, 0, None);
     let line = |y| {
@@ -164,13 +189,7 @@ fn processes(round: &Round, group: &Name, width: usize) -> Vec<Line<'static>> {
         let span = |cell: &Cell| Span::styled(cell.symbol().to_owned(), cell.style());
         Line::from_iter(cells.iter().map(span))
     };
-    if table.rows.is_empty() {
-        return Vec::new();
-    }
-    let more = table.rows.len().saturating_sub(MOST);
-    let more = (more > 0).then(|| format!("and {more} more: gpulimit ps {}", group.name).into());
-    let lines = (0..area.height).map(line).chain(more);
-    once(Line::default()).chain(lines).collect()
+    (0..area.height).map(line).collect()
 }
 
 /// Returns the settings of a group as text: `all GPUs max=8GiB; on_limit=wait`.

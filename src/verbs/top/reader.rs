@@ -95,7 +95,7 @@ impl Source {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let mut figures = Figures::read(view, driver, &mut trend);
             for gpu in &mut figures.gpus {
-                gpu.recent = recent(view, gpu.id, gpu.usage);
+                (gpu.recent, gpu.refused_lately) = recent(view, gpu.id, gpu.usage);
             }
             found.extend(wanted.into_iter().flat_map(|it| pasts(it, view, driver)));
             figures
@@ -159,7 +159,7 @@ fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
     last.iter().map(text).collect()
 }
 
-fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
+fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> (Recent, u64) {
     let found = || {
         let entry = view.device(gpu)?;
         Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))

@@ -3,8 +3,8 @@
 use super::look::FILLS;
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
-use crate::figures::{Figures, past::Past, short_label, tree::Node};
-use crate::groups::SCHEMA;
+use crate::figures::{Figures, past::Past, tree::Node};
+use crate::groups::{SCHEMA, short_label};
 use crate::machine::nvml::Driver;
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;

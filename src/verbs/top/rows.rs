@@ -7,7 +7,7 @@ use crate::figures::processes::Process;
 use crate::figures::tree::Node;
 use crate::figures::{Figures, Gpu, Row};
 use crate::shown::table::figure;
-use crate::words::order::{self, Place};
+use crate::words::order::{self, Natural, Place};
 use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::last_name;
@@ -149,7 +149,7 @@ impl<'a> Rows<'a> {
             chosen.retain(|group| !group.is_idle());
         }
         let idle = all - chosen.len();
-        chosen.sort_by_key(|group| (last_name(&group.name), &group.root));
+        chosen.sort_by_cached_key(|group| (Natural::of(last_name(&group.name)), &group.root));
         order::sort(&mut chosen, choice.inverted, |group| choice.place(group));
         let mut groups = Vec::new();
         for top in Node::tops(&chosen) {

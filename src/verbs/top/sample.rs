@@ -52,6 +52,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         managed: 0,
         limits: limits.map(|limits| limits * GIB),
         outside: Some((usize::from(outside > 0), outside * GIB)),
+        unsure: 0,
     }
 }
 
@@ -79,6 +80,7 @@ pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Gpu {
         recent: (0..60)
             .map(|part| (part > 20).then_some(usage * GIB * part / 60))
             .collect(),
+        refused_lately: 0,
         draining: Some(0),
         waiting: Some(0),
         longest_wait: None,

@@ -6,6 +6,7 @@ use super::rows::{GroupRow, Rows, gpu_of};
 use crate::figures::fields::{Field, Look, Unit};
 use crate::figures::processes::{self, Process};
 use crate::figures::snapshot::GpuMemory;
+use crate::figures::users::{self, Use};
 use crate::figures::{Figures, Gpu, Row};
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
@@ -16,6 +17,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Widget;
+use std::cmp::Reverse;
 use std::slice;
 
 /// Columns of this rank and more are shown only if all others have what they need.
@@ -254,7 +256,8 @@ fn cell(group: &Figures, gpu: &GpuMemory) -> Span<'static> {
     let Some((on, used)) = on.and_then(|on| Some((on, on.usage.filter(|used| *used > 0)?))) else {
         return Span::styled("·", WEAK);
     };
-    let is_alarm = on.waiting > Some(0) || on.percent() >= Some(NEARLY);
+    let is_refused = on.waiting > Some(0) || on.refused_lately > 0;
+    let is_alarm = is_refused || on.percent() >= Some(NEARLY);
     let whole = on.limit().or(gpu.total).unwrap_or(used);
     Span::styled(height(used, whole), if is_alarm { ALARM } else { CURVE })
 }
@@ -267,8 +270,9 @@ fn fullest(row: &Row<'_>) -> Option<u64> {
     }
 }
 
-/// Returns the unusual states of a group: requests that wait, usage above a limit, suspended,
-/// uncovered and draining memory, a leak. Those that need attention have the style of an alarm.
+/// Returns the unusual states of a group: requests that wait or were refused lately, usage above a
+/// limit, suspended, uncovered and draining memory, a leak. Those that need attention have the
+/// style of an alarm.
 pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
     let Some(gpu) = row.gpu else {
         return Vec::new();
@@ -286,9 +290,14 @@ pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
         Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
         _ => longest.to_string(),
     });
+    let refused = gpu.refused_lately > 0;
     let (is_above_max, is_above_high) = (is_above(Gpu::limit), is_above(|it| it.bytes(Key::High)));
     let states = [
         (ALARM, waits),
+        (
+            ALARM,
+            refused.then(|| format!("{} refused", gpu.refused_lately)),
+        ),
         (ALARM, is_above_max.then(|| "above max".into())),
         (
             ALARM,
@@ -358,6 +367,13 @@ pub fn processes<'a>(rows: Vec<&'a Process>, round: &'a Round) -> Table<'a, &'a 
             let style = if it.waits.is_some() { ALARM } else { TITLE };
             Line::from_iter([Span::styled(state, style), gap.into(), command.into()])
         })
+}
+
+/// Returns the table of users, those with the most memory first.
+pub fn users(uses: &[Use]) -> Table<'_, &Use> {
+    let mut rows: Vec<&Use> = uses.iter().collect();
+    rows.sort_by_key(|it| Reverse(it.total));
+    Table::new(rows).declared(users::FIELDS, |it| it)
 }
 
 /// Returns the state of a process, or the request that waits; empty for a process that runs.

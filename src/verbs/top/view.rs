@@ -29,6 +29,8 @@ pub enum Page {
     Tables,
     /// The explanation of the keys.
     Help,
+    /// The users, with the sums of their memory.
+    Users,
     /// The curves of a group.
     Details(Wanted),
 }
@@ -111,7 +113,7 @@ impl View {
                 Some(Act::Ask(Ask::Pause(self.paused)))
             }
             (Page::Tables, key) => self.key_of_tables(key, round, page),
-            (Page::Help | Page::Details(_), key) => self.key_of_page(key, page),
+            (Page::Help | Page::Users | Page::Details(_), key) => self.key_of_page(key, page),
         }
     }
 
@@ -125,7 +127,7 @@ impl View {
             KeyCode::Char('[' | ']') => return self.other_span(key == KeyCode::Char(']')),
             KeyCode::Char('q') if matches!(self.page, Page::Details(_)) => return Some(Act::Quit),
             KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => return self.leave(),
-            KeyCode::Char('q' | '?' | 'h') | KeyCode::F(1) => return self.leave(),
+            KeyCode::Char('q' | '?' | 'h' | 'U') | KeyCode::F(1) => return self.leave(),
             _ => {}
         }
         None
@@ -155,6 +157,7 @@ impl View {
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => {
                 (self.page, self.scroll) = (Page::Help, 0);
             }
+            KeyCode::Char('U') => (self.page, self.scroll) = (Page::Users, 0),
             KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Ask(Ask::Now)),
             KeyCode::Char('+' | '=') => return Some(self.other_interval(true)),
             KeyCode::Char('-') => return Some(self.other_interval(false)),

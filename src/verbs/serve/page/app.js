@@ -2,7 +2,7 @@
 
 import { Connection } from "./connection.js";
 import { Curves } from "./curves.js";
-import { announce, byId, say } from "./dom.js";
+import { address, announce, byId, keep, say } from "./dom.js";
 import { Events } from "./events.js";
 import { count, exact, many, part, zoneName } from "./format.js";
 import { Groups, groupName } from "./groups.js";
@@ -18,7 +18,7 @@ import { showWaiters } from "./waiters.js";
 const events = new Events({ onChange: showRefusals });
 const processes = new Processes();
 const connection = new Connection();
-const curves = new Curves({ onClose: () => groups.select(null) });
+const curves = new Curves({ onClose: () => choose(null) });
 const groups = new Groups({ onSelect: choose });
 const theme = new Theme(() => curves.repaint());
 
@@ -32,14 +32,28 @@ function choose(group) {
   const key = group === null || groups.selected === group.key ? null : group.key;
   groups.select(key);
   curves.choose(key);
+  keepGroup(key === null ? null : group);
   if (key === null) return;
   byId("curves").scrollIntoView({ block: "start" });
   announce(`Curves of ${groupName(group)}`);
 }
 
+function keepGroup(group) {
+  keep("group", group?.name);
+  keep("root", shown?.hasRoots ? group?.root : null);
+}
+
+/** Chooses the group that the address names, once the groups are known. */
+function chooseAgain(state) {
+  const [name, root] = [address.get("group"), address.get("root")];
+  const group = state.groups.find((one) => one.name === name && one.root === (root ?? one.root));
+  if (group) choose(group);
+}
+
 function show() {
   frame = null;
   if (latest === null || latest === shown || isPaused) return;
+  const isFirst = shown === null;
   shown = latest;
   showGpus(shown);
   groups.show(shown);
@@ -47,6 +61,7 @@ function show() {
   showWaiters(shown);
   processes.show(shown);
   summarize(shown);
+  if (isFirst) chooseAgain(shown);
   document.body.dataset.time = shown.said.time;
 }
 

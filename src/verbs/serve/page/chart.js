@@ -11,7 +11,7 @@ const STEPS = Array.from({ length: 42 }, (_, power) => 2 ** power);
 /**
  * The curves of one GPU or of one group on a GPU. `curves` are objects with `name`, `colour` (of
  * the palette) and `periods` as the server gives them; `limits` are lines with `name` and `bytes`.
- * With a single curve, the range in each period, refusals and kills are drawn, too.
+ * Several curves are stacked. With a single curve, the range in each period is drawn, too.
  */
 export class Chart {
   constructor() {
@@ -37,6 +37,7 @@ export class Chart {
 
   show(said, colours) {
     this.curves = said.curves;
+    this.stack();
     this.limits = said.limits;
     this.colours = colours;
     label(this.title, said.title, said.title);
@@ -49,6 +50,19 @@ export class Chart {
     if (this.figures.open) this.fillTable();
     this.draw();
     this.point(this.plot?.cursor.idx);
+  }
+
+  /** Puts the curves on each other: `floors` and `tops` have the bytes at which each lies. */
+  stack() {
+    let floors = this.curves[0].periods.map(() => 0);
+    for (const curve of this.curves) {
+      curve.floors = floors;
+      curve.tops = curve.periods.map((one, at) => {
+        const top = one.max ?? one.at_most;
+        return top == null ? null : floors[at] + top;
+      });
+      floors = curve.tops.map((top, at) => top ?? floors[at]);
+    }
   }
 
   /** Names the curves, if there are several. */
@@ -70,9 +84,7 @@ export class Chart {
     if (width === 0) return;
     const look = JSON.stringify([this.curves.length, this.colours]);
     // Of each period uPlot knows the top, for the scale; the curves are drawn below.
-    const tops = this.curves.map(({ periods }) =>
-      periods.map((one) => one.max ?? one.at_most ?? null),
-    );
+    const tops = this.curves.map((curve) => curve.tops);
     const times = [...this.times, this.times.at(-1) + this.step];
     const data = [times, ...tops.map((top) => [...top, null])];
     if (this.plot && this.look === look) {
@@ -93,9 +105,7 @@ export class Chart {
       ticks: { show: false },
     };
     const top = () => {
-      const known = this.curves.flatMap(({ periods }) =>
-        periods.map((one) => one.max ?? one.at_most ?? 0),
-      );
+      const known = this.curves.flatMap(({ tops }) => tops.map((top) => top ?? 0));
       const limits = this.limits.map((limit) => limit.bytes);
       return [0, Math.max(2 ** 20, ...known, ...limits) * 1.08];
     };
@@ -133,10 +143,11 @@ export class Chart {
     ctx.clip();
     const brush = { ctx, x, y, step: this.step, times: this.times, scale: devicePixelRatio || 1 };
     const isSingle = this.curves.length === 1;
-    for (const { periods, colour } of this.curves) {
+    for (const { periods, colour, floors, tops } of this.curves) {
       const stroke = this.colours[colour];
       if (isSingle) paintAreas(brush, periods, stroke);
-      paintLines(brush, periods, stroke);
+      else paintLayer(brush, floors, tops, stroke);
+      paintLines(brush, periods, stroke, tops);
     }
     for (const { bytes } of this.limits) {
       ctx.strokeStyle = this.colours.limit;
@@ -148,7 +159,10 @@ export class Chart {
       ctx.stroke();
     }
     ctx.setLineDash([]);
-    if (isSingle) paintMarks(brush, this.curves[0].periods, bbox, this.colours);
+    const sum = (at, name) =>
+      this.curves.reduce((all, { periods }) => all + (periods[at]?.[name] ?? 0), 0);
+    const marks = this.times.map((_, at) => [sum(at, "refusals"), sum(at, "kills")]);
+    paintMarks(brush, marks, bbox, this.colours);
     ctx.restore();
   }
 
@@ -291,6 +305,18 @@ function paintAreas({ ctx, x, y, step, times, scale }, periods, colour) {
   );
 }
 
+/** Fills what a group used, on what the groups below it in the stack used. */
+function paintLayer({ ctx, x, y, step, times }, floors, tops, colour) {
+  ctx.fillStyle = colour;
+  ctx.globalAlpha = 0.35;
+  tops.forEach((top, at) => {
+    if (top === null) return;
+    const [left, right] = [x(times[at]), x(times[at] + step)].map(Math.round);
+    ctx.fillRect(left, y(top), right - left, y(floors[at]) - y(top));
+  });
+  ctx.globalAlpha = 1;
+}
+
 function hatching(ctx, colour, scale) {
   const side = Math.round(6 * scale);
   const tile = document.createElement("canvas");
@@ -310,15 +336,15 @@ function hatching(ctx, colour, scale) {
 }
 
 /** Draws the upper edge: solid where it is known, dotted where it is a bound. */
-function paintLines({ ctx, x, y, step, times, scale }, periods, colour) {
-  const line = (dash, value) => {
+function paintLines({ ctx, x, y, step, times, scale }, periods, colour, tops) {
+  const line = (dash, isIt) => {
     ctx.strokeStyle = colour;
     ctx.lineWidth = 1.75 * scale;
     ctx.setLineDash(dash);
     ctx.beginPath();
     let isOpen = false;
     periods.forEach((period, at) => {
-      const bytes = value(period);
+      const bytes = isIt(period) ? tops[at] : null;
       if (bytes == null) {
         isOpen = false;
         return;
@@ -331,16 +357,16 @@ function paintLines({ ctx, x, y, step, times, scale }, periods, colour) {
     ctx.stroke();
     ctx.setLineDash([]);
   };
-  line([], (one) => one.max);
-  line([2 * scale, 3 * scale], (one) => (one.max == null ? one.at_most : null));
+  line([], (one) => one.max != null);
+  line([2 * scale, 3 * scale], (one) => one.max == null);
 }
 
 /** Marks refusals with triangles and kills with crosses, at the bottom and at the top. */
-function paintMarks({ ctx, x, step, times, scale }, periods, bbox, colours) {
+function paintMarks({ ctx, x, step, times, scale }, marks, bbox, colours) {
   const size_ = 5 * scale;
-  periods.forEach((period, at) => {
+  marks.forEach(([refusals, kills], at) => {
     const middle = x(times[at] + step / 2);
-    if (period.refusals > 0) {
+    if (refusals > 0) {
       const top = bbox.top + bbox.height - 2 * size_;
       ctx.fillStyle = colours.refused;
       ctx.strokeStyle = colours.surface;
@@ -353,7 +379,7 @@ function paintMarks({ ctx, x, step, times, scale }, periods, bbox, colours) {
       ctx.fill();
       ctx.stroke();
     }
-    if (period.kills > 0) {
+    if (kills > 0) {
       const centre = bbox.top + 2 * size_;
       ctx.strokeStyle = colours.killed;
       ctx.lineWidth = 2.5 * scale;

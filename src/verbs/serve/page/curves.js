@@ -3,7 +3,7 @@
 import { Chart } from "./chart.js";
 import { colour, palette } from "./colours.js";
 import { GROUPS } from "./columns.js";
-import { announce, attribute, byId, el, label, say } from "./dom.js";
+import { address, announce, attribute, byId, el, keep, label, say } from "./dom.js";
 import {
   count,
   exact,
@@ -19,7 +19,6 @@ import {
 import { declared } from "./grid.js";
 import { conditions, groupName } from "./groups.js";
 import { past } from "./history.js";
-import { State } from "./state.js";
 
 /** The ranges, and how often each is fetched again, in milliseconds. */
 const RANGES = new Map([
@@ -43,10 +42,9 @@ export class Curves {
     for (const input of document.querySelectorAll("#ranges input")) {
       input.addEventListener("change", () => this.setRange(input.value));
     }
-    byId("close-group").addEventListener("click", () => {
-      this.choose(null);
-      onClose();
-    });
+    this.setRange(address.get("range"));
+    this.fetched = 0;
+    byId("close-group").addEventListener("click", onClose);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
   }
 
@@ -57,6 +55,7 @@ export class Curves {
     for (const input of document.querySelectorAll("#ranges input")) {
       input.checked = input.value === range;
     }
+    keep("range", range);
     this.refresh();
   }
 
@@ -167,13 +166,7 @@ export class Curves {
         const one = histories.find((history) => history.gpu.uuid === gpu.uuid);
         if (!one || (step !== null && one.period_ms !== step)) continue;
         step = one.period_ms;
-        const on = State.on(group, gpu.uuid);
-        curves.push({
-          name: groupName(group),
-          colour: colour(group),
-          periods: one.periods,
-          max: on?.effective_max,
-        });
+        curves.push({ name: groupName(group), colour: colour(group), periods: one.periods });
       }
       if (curves.length === 0) continue;
       align(curves);
@@ -186,7 +179,7 @@ export class Curves {
         summary: `${part(gpu.used ?? gpu.groups, gpu.total)} in use.${more}`,
         step,
         curves,
-        limits: limitsOf(curves, gpu),
+        limits: gpu.total == null ? [] : [{ name: "Memory of the GPU", bytes: gpu.total }],
       });
     }
     return found;
@@ -238,12 +231,6 @@ function align(curves) {
   for (const curve of curves) {
     curve.periods = curve.periods.filter(({ time }) => time >= first && time <= last);
   }
-}
-
-function limitsOf(curves, gpu) {
-  if (curves.length === 1 && curves[0].max != null)
-    return [{ name: "Limit", bytes: curves[0].max }];
-  return gpu.total == null ? [] : [{ name: "Memory of the GPU", bytes: gpu.total }];
 }
 
 /** Describes a history in a sentence. */

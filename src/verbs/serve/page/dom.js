@@ -70,6 +70,24 @@ export function announce(text) {
   say(live(), text);
 }
 
+/** What the address says of the state of the page: `#group=lab&range=1h`. */
+export const address = new URLSearchParams(location.hash.slice(1));
+
+/** Keeps a part of the state in the address; an empty value leaves it out. */
+export function keep(name, value) {
+  if (value) address.set(name, value);
+  else address.delete(name);
+  history.replaceState(null, "", `${location.pathname}${location.search}#${address}`);
+}
+
+/** Keeps what is in a control in the address, and takes it from there at the start. */
+export function keepInput(input, name, change) {
+  input.addEventListener("input", () => keep(name, input.value));
+  if (!address.has(name)) return;
+  input.value = address.get(name);
+  change(input.value);
+}
+
 /** Keeps a choice for the next visit. A browser may refuse to store anything. */
 export function remember(name, value) {
   try {

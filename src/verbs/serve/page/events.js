@@ -32,6 +32,29 @@ const key = (event) => `${event.time}\u0000${event.root}\u0000${event.group}\u00
 /** Returns the number of events that these entries stand for: equal events can be one entry. */
 const total = (events) => events.reduce((sum, event) => sum + (event.count ?? 1), 0);
 
+/**
+ * Makes the refusals of each process in a group one entry, at the place of the newest: `time` is
+ * that of the first, and `until` that of the last. The events are sorted, the newest first.
+ */
+function folded(events) {
+  const first = new Map();
+  const found = [];
+  for (const event of events) {
+    const { root, group, pid, command, gpu } = event;
+    const id = JSON.stringify([root, group, pid, command, gpu?.uuid]);
+    const known = event.event === "refusal" && pid != null ? first.get(id) : null;
+    if (known) {
+      known.count = total([known, event]);
+      known.until ??= known.time;
+      known.time = event.time;
+    } else {
+      found.push({ ...event });
+      if (event.event === "refusal") first.set(id, found.at(-1));
+    }
+  }
+  return found;
+}
+
 export class Events {
   /** `onChange` is called when the known events have changed, unless the page is paused. */
   constructor({ onChange }) {
@@ -117,7 +140,7 @@ export class Events {
     for (const [kind, number] of this.boxes) {
       say(number, count(total(all.filter((event) => event.event === kind))));
     }
-    const wanted = all.filter((event) => !this.hidden.has(event.event));
+    const wanted = folded(all.filter((event) => !this.hidden.has(event.event)));
     const shown = wanted.slice(0, this.most);
     // An entry that stands for more events than before is another one.
     keyed(byId("event-list"), shown, (event) => key(event) + last(event), make, update);
@@ -183,7 +206,7 @@ function process({ pid, command, user }) {
 /** Returns what else is known: the killer or actor, the function, and who used most. */
 function details(event) {
   const lines = [];
-  if (event.until) lines.push([`the last time at ${dateTime(new Date(event.until))}`]);
+  if (event.until) lines.push([`the first time at ${dateTime(new Date(event.time))}`]);
   if (event.by) {
     const why = event.cause === "oom" ? `to make room for ${size(event.by.bytes)} of ` : "by ";
     lines.push([why, ...process(event.by)]);
@@ -204,7 +227,7 @@ function nodes(texts) {
 
 /** Makes an entry. An event never changes, so the entry does not either. */
 function make(event) {
-  const date = new Date(event.time);
+  const date = new Date(last(event));
   const more = details(event);
   const group = foreign(event.group || "no group");
   const gpu = event.gpu ? ` on GPU ${gpuName(event.gpu)}` : "";
@@ -223,7 +246,7 @@ function make(event) {
     ),
     text,
   );
-  label(entry.querySelector("time"), recent(date), `${dateTime(date)} (${event.time})`);
+  label(entry.querySelector("time"), recent(date), `${dateTime(date)} (${last(event)})`);
   if (more.length > 0) {
     const list = el("ul", {}, ...more.map((line) => el("li", {}, ...nodes(line))));
     entry.append(el("details", {}, el("summary", {}, "Details"), list));
@@ -232,5 +255,5 @@ function make(event) {
 }
 
 function update(entry, event) {
-  say(entry.querySelector("time"), recent(new Date(event.time)));
+  say(entry.querySelector("time"), recent(new Date(last(event))));
 }

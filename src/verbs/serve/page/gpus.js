@@ -96,6 +96,9 @@ function updateCard(card, gpu, state) {
   const notes = [];
   if (gpu.outsiders > 0) {
     notes.push(`In no group: ${gpu.outsiders} processes with ${size(gpu.outside)}.`);
+    if (gpu.outside_unsure > 0) {
+      notes.push(`${size(gpu.outside_unsure)} of it may be in groups that the server cannot read.`);
+    }
   }
   if (gpu.used == null) notes.push("NVML does not tell how much memory of this GPU is in use.");
   if (sum != null && gpu.total != null) {

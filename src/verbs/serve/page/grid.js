@@ -1,7 +1,7 @@
 // A table that only has elements for the rows in view, so that thousands of rows stay fast.
 
 import { attribute, el, keyed, label, say } from "./dom.js";
-import { UNKNOWN, count, exact, foreign, size } from "./format.js";
+import { UNKNOWN, count, exact, foreign, size, span } from "./format.js";
 
 /** Rows that are made beyond the visible ones, above and below. */
 const SPARE = 6;
@@ -22,6 +22,7 @@ const UNITS = {
     hint: (row) => exact(value(row)),
   }),
   Count: (value) => ({ number: true, text: (row) => count(value(row)) }),
+  Ms: (value) => ({ number: true, text: (row) => span(value(row)) }),
 };
 
 /**

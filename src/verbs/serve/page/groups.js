@@ -1,6 +1,6 @@
 // The tree of groups: usage, limits, state and the last hour of each, by GPU.
 
-import { attribute, byId, el, label, say, svg } from "./dom.js";
+import { address, attribute, byId, el, keepInput, label, say, svg } from "./dom.js";
 import {
   count,
   exact,
@@ -8,7 +8,6 @@ import {
   gpuName,
   growth,
   many,
-  part,
   setting,
   size,
   span,
@@ -67,12 +66,16 @@ export class Groups {
       this.gpu = event.target.value;
       this.show(this.state);
     });
+    keepInput(byId("group-filter"), "filter", (text) => (this.filter = text.trim().toLowerCase()));
+    keepInput(byId("group-gpu"), "gpu", () => (this.gpu = address.get("gpu")));
     byId("fold-all").addEventListener("click", () => this.foldAll(true));
     byId("unfold-all").addEventListener("click", () => this.foldAll(false));
   }
 
   columns() {
     const own = { max: { text: maxText }, usage: { fill: usage } };
+    // A limit that is the group's own is said once.
+    const other = ({ gpu }) => (gpu.effective_max === gpu.max ? null : gpu.effective_max);
     const [max, ...figures] = declared(GROUPS, own, ({ gpu }) => gpu);
     return [
       {
@@ -94,8 +97,9 @@ export class Groups {
         head: "Effective",
         title: "The smallest limit of the group and of the groups above.",
         number: true,
-        sort: ({ gpu }) => gpu.effective_max,
-        text: ({ gpu }) => size(gpu.effective_max),
+        sparse: true,
+        sort: other,
+        text: (row) => (other(row) == null ? "" : size(other(row))),
         hint: effectiveHint,
       },
       ...figures,
@@ -262,7 +266,7 @@ function usage(cell, { gpu }) {
   const level = share >= 0.95 ? " full" : share >= 0.8 ? " high" : "";
   attribute(fill, "class", `meter-fill${level}`);
   const said = whole && gpu.usage != null ? `, ${Math.round(share * 100)} %` : "";
-  label(text, part(gpu.usage, gpu.effective_max), exact(gpu.usage) + said);
+  label(text, size(gpu.usage), exact(gpu.usage) + said);
 }
 
 function tags(row, state) {

@@ -31,11 +31,17 @@ export function setUpKeys({ pause, theme, curves, leaveGroup }) {
     "[": () => range(-1),
     "]": () => range(1),
   };
-  for (const [key, id] of Object.entries(SECTIONS)) {
-    keys[key] = () => {
-      byId(id).focus({ preventScroll: true });
-      byId(id).scrollIntoView({ block: "start" });
-    };
+  const go = (id) => {
+    byId(id).focus({ preventScroll: true });
+    byId(id).scrollIntoView({ block: "start" });
+  };
+  for (const [key, id] of Object.entries(SECTIONS)) keys[key] = () => go(id);
+  // The address keeps the state of the page, not the section.
+  for (const link of document.querySelectorAll("nav a")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      go(link.hash.slice(1));
+    });
   }
 
   addEventListener("keydown", (event) => {

@@ -1,10 +1,10 @@
 // The processes in groups, with the parts of their memory.
 
-import { PROCESSES } from "./columns.js";
-import { attribute, byId, el, label, say } from "./dom.js";
+import { PROCESSES, USERS } from "./columns.js";
+import { attribute, byId, el, keepInput, label, say } from "./dom.js";
 import { UNKNOWN, count, exact, foreign, gpuName, many, size, span } from "./format.js";
 import { Grid, declared } from "./grid.js";
-import { processRow } from "./state.js";
+import { processKey, processRow } from "./state.js";
 
 const PARTS = ["allocations", "pools", "managed", "driver"];
 
@@ -13,15 +13,39 @@ export class Processes {
     this.filter = "";
     this.grid = new Grid(byId("process-table"), {
       name: "Processes",
-      columns: declared(PROCESSES, OWN),
+      columns: declared(PROCESSES, {
+        ...OWN,
+        total: { fill: (...row) => total(...row, this.most) },
+      }),
       key: processRow,
       row: (element, process) => attribute(element, "data-pid", process.pid),
       onSort: () => this.show(this.state),
       empty: "No process matches.",
     });
-    byId("process-filter").addEventListener("input", (event) => {
-      this.filter = event.target.value.trim().toLowerCase();
+    const filter = byId("process-filter");
+    filter.addEventListener("input", () => {
+      this.filter = filter.value.trim().toLowerCase();
       this.show(this.state);
+    });
+    keepInput(filter, "process", (text) => (this.filter = text.trim().toLowerCase()));
+    const choose = (cell, { user }) => {
+      if (!cell.button) {
+        cell.button = cell.appendChild(el("button", { type: "button", class: "group-name" }));
+        cell.button.addEventListener("click", () => {
+          filter.value = cell.button.textContent;
+          filter.dispatchEvent(new Event("input"));
+        });
+      }
+      label(cell.button, foreign(user), "Filter the processes by this user");
+    };
+    this.users = new Grid(byId("user-table"), {
+      name: "Users",
+      columns: declared(USERS.filter(({ key }) => key !== "gpu"), {
+        user: { fill: choose },
+      }),
+      key: ({ uid }) => uid,
+      onSort: () => this.show(this.state),
+      empty: "No user has a process in a group.",
     });
   }
 
@@ -38,13 +62,36 @@ export class Processes {
     const rows = this.filter
       ? state.processes.filter((one) => matches(one, this.filter))
       : state.processes;
+    this.most = Math.max(1, ...rows.map((row) => row.total ?? 0));
     this.grid.show(rows);
+    this.users.show(usersOf(state.processes));
     const entries = many(state.processes.length, "entry", "entries");
     const text = many(all, "process", "processes");
     say(byId("process-count"), this.filter ? `${count(rows.length)} of ${entries}` : text);
     const none = "No process uses a GPU in a group.";
     say(this.grid.empty, state.processes.length === 0 ? none : "No process matches.");
   }
+}
+
+/** Returns the sums of each user over all groups and GPUs, those with the most memory first. */
+function usersOf(processes) {
+  const users = new Map();
+  for (const process of processes) {
+    const { uid, user, state: said, total, suspended, waits_for: waits } = process;
+    if (!users.has(uid)) {
+      users.set(uid, { uid, user, seen: new Set(), total: 0, suspended: 0, waiting: 0 });
+    }
+    const sum = users.get(uid);
+    if (said !== "draining") sum.seen.add(processKey(process));
+    sum.processes = sum.seen.size;
+    sum.total += total ?? 0;
+    sum.suspended += suspended ?? 0;
+    if (waits) {
+      sum.waiting += 1;
+      sum.waited_ms = Math.max(sum.waited_ms ?? 0, waits.waited_ms);
+    }
+  }
+  return [...users.values()].sort((one, other) => other.total - one.total);
 }
 
 function matches(process, filter) {
@@ -64,7 +111,6 @@ const OWN = {
     sort: ({ gpu }) => gpu?.index,
     fill: (cell, { gpu }) => label(cell, gpuName(gpu), gpu?.uuid),
   },
-  total: { fill: total },
   state: { sort: state, fill: stateCell },
 };
 
@@ -72,7 +118,8 @@ function pidHint({ pid, own_pid: own }) {
   return own != null && own !== pid ? `pid ${own} in its own namespace` : null;
 }
 
-function total(cell, process) {
+/** Shows the parts of a process's memory, in a bar that is as long as the memory is large. */
+function total(cell, process, most) {
   if (!cell.parts) {
     const bar = el("div", { class: "parts", "aria-hidden": "true" });
     const pieces = PARTS.map((id) => bar.appendChild(el("div", { class: `piece piece-${id}` })));
@@ -82,7 +129,7 @@ function total(cell, process) {
   const { pieces, text } = cell.parts;
   label(text, size(process.total), exact(process.total));
   PARTS.forEach((id, at) => {
-    const share = process.total ? (process[id] ?? 0) / process.total : 0;
+    const share = (process[id] ?? 0) / most;
     pieces[at].style.inlineSize = `${Math.min(1, share) * 100}%`;
   });
 }

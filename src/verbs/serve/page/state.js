@@ -58,7 +58,7 @@ export class State {
 }
 
 /** Identifies a process. A process of another pid namespace has no pid here. */
-function processKey(process) {
+export function processKey(process) {
   return `${process.group}\u0000${process.pid}\u0000${process.own_pid}\u0000${process.uid}`;
 }
 

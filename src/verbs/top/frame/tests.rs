@@ -52,6 +52,58 @@ fn screens_of_several_sizes() {
 }
 
 #[test]
+fn memory_that_may_be_in_an_unreadable_group_is_not_called_outside() {
+    let mut round = sample::round();
+    let view = view();
+    let said = |round: &Round| {
+        let (buffer, _) = drawn(&scene(round, &view), (120, 40), true, false);
+        lines(&buffer).concat()
+    };
+    assert!(said(&round).contains("1 outside 6.0G"));
+    round.gpus[0].unsure = sample::GIB;
+    assert!(said(&round).contains("1 outside or not readable 6.0G"));
+}
+
+#[test]
+fn users_are_listed_with_sums_over_groups_and_gpus() {
+    let mut round = sample::round();
+    // A process on a second GPU is one process.
+    let mut again = round.processes[1].clone();
+    again.gpu.as_mut().unwrap().0 = id(1);
+    round.processes.push(again);
+    for process in &mut round.processes {
+        process.uid = process.user.as_bytes()[0].into();
+    }
+    let mut view = view();
+    view.page = Page::Users;
+    let (buffer, _) = drawn(&scene(&round, &view), (80, 24), true, false);
+    same("80x24-users.txt", &lines(&buffer));
+}
+
+#[test]
+fn a_refusal_within_the_last_minute_is_an_alarm() {
+    let mut round = sample::round();
+    let view = view();
+    let red = |round: &Round| {
+        let (buffer, _) = drawn(&scene(round, &view), (120, 40), true, true);
+        let at = lines(&buffer)
+            .iter()
+            .position(|line| line.starts_with("night"));
+        let y = at.unwrap() as u16;
+        let is_red = |x: &u16| buffer[(*x, y)].fg == Color::Red;
+        let symbols = (0..120).filter(is_red).map(|x| buffer[(x, y)].symbol());
+        symbols.collect::<String>()
+    };
+    assert_eq!(red(&round), "");
+    round.groups[4].gpus[0].refused_lately = 2;
+    let said = red(&round);
+    assert!(
+        said.contains("2 refused") && said.chars().count() > 9,
+        "{said}"
+    );
+}
+
+#[test]
 fn eight_gpus_fit_and_rows_scroll() {
     let round = sample::crowded();
     let mut view = view();

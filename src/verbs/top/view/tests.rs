@@ -420,6 +420,19 @@ fn help_is_a_page() {
 }
 
 #[test]
+fn the_users_are_a_page_of_their_own() {
+    let mut keys = Keys::new();
+    keys.press(KeyCode::Char('U'));
+    assert!(matches!(keys.view.page, Page::Users));
+    for leaves in [KeyCode::Char('U'), KeyCode::Char('q'), KeyCode::Esc] {
+        keys.view.page = Page::Users;
+        keys.press(leaves);
+        assert!(matches!(keys.view.page, Page::Tables), "{leaves:?}");
+        assert_eq!(keys.act, None, "{leaves:?} leaves the page only");
+    }
+}
+
+#[test]
 fn the_interval_has_steps_and_ends() {
     let mut keys = Keys::new();
     let interval = |millis| Some(Act::Ask(Ask::Interval(Duration::from_millis(millis))));

@@ -197,6 +197,43 @@ fn the_controller_lists_gpus_in_the_order_of_nvml_and_selects_them_by_every_name
 }
 
 #[test]
+fn rows_of_a_group_are_in_the_order_of_nvml_whatever_gpu_was_used_first() {
+    let world = machine(4, false);
+    limit_each(&world);
+    let mut program = start(&world, &[visible("2,3,1,0")]);
+    program.expect(&[("init", "0")]);
+    for ordinal in 0..4 {
+        let retain = format!("retain {ordinal}");
+        let current = format!("current {ordinal}");
+        program.expect(&[(&retain, "0"), (&current, "0"), ("alloc some 8M", "0")]);
+    }
+    let shown = |arguments: &[&str]| -> Vec<String> {
+        let mut command = world.bare(&world::controller());
+        command.args(arguments);
+        let said = text(&finish(command).stdout);
+        let mut lines = said.lines().map(|line| line.split_whitespace());
+        let heads = lines.next().expect("heads");
+        let gpu = heads
+            .into_iter()
+            .position(|head| head == "GPU")
+            .expect("a GPU");
+        let cells = lines.filter_map(|mut cells| cells.nth(gpu));
+        cells.map(str::to_owned).collect()
+    };
+    for arguments in [
+        &["show"][..],
+        &["ps"],
+        &["report"],
+        &["report", "--by", "user"],
+        &["report", "--since", "1h"],
+    ] {
+        let gpus = shown(arguments);
+        assert_eq!(gpus[..4], ["0", "1", "2", "3"], "{arguments:?}: {gpus:?}");
+    }
+    program.end_quietly();
+}
+
+#[test]
 fn an_invalid_entry_ends_the_list_of_visible_gpus() {
     sees(8, false, &[visible("2,9,0")], &[2]);
     sees(8, true, &[visible("1,-1,0")], &[6]);

@@ -1,20 +1,19 @@
-//! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
+//! The memory of users, each with all processes of the user, on a GPU or on all GPUs.
 
-use super::millis;
-use crate::figures::fields::{Cell, fields, left, right};
-use crate::figures::processes::Process;
+use super::fields::{Cell, fields, left, right};
+use super::processes::Process;
 use crate::groups;
 use crate::machine::nvml::Driver;
-use crate::words::clock;
+use crate::words::{clock, order::Natural};
 use gpulimit_base::device::DeviceId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The processes and the memory of a user on a GPU: a row of `ps --by user`.
+/// The processes and the memory of a user: a row of `ps --by user`, or of the users in `top`.
 pub struct Use {
     pub uid: u32,
     pub user: String,
-    /// The GPU; `None` for processes that have not used a GPU yet.
+    /// The GPU; `None` for processes that have not used a GPU yet, and for all GPUs together.
     pub gpu: Option<DeviceId>,
     /// The live processes.
     pub processes: usize,
@@ -29,26 +28,30 @@ pub struct Use {
 }
 
 impl Use {
-    /// Adds up the rows of each user and GPU. The result is sorted by user and GPU.
-    pub fn of(rows: &[Process], driver: Option<&Driver>) -> Vec<Self> {
+    /// Adds up the rows of each user, for each GPU or for all together. The result is sorted by
+    /// user and GPU.
+    pub fn of(rows: &[Process], by_gpu: bool, driver: Option<&Driver>) -> Vec<Self> {
         let mut uses: BTreeMap<(u32, Option<DeviceId>), Self> = BTreeMap::new();
+        // A process has a row for each of its GPUs.
+        let mut counted = BTreeSet::new();
         for row in rows {
-            let gpu = row.gpu.as_ref().map(|(id, _)| *id);
+            let gpu = row.gpu.as_ref().map(|(id, _)| *id).filter(|_| by_gpu);
             let sum = uses.entry((row.uid, gpu)).or_insert_with(|| Self {
                 uid: row.uid,
                 user: row.user.clone(),
                 gpu,
                 processes: 0,
-                total: gpu.map(|_| 0),
-                suspended: gpu.map(|_| 0),
+                total: None,
+                suspended: None,
                 waiting: 0,
                 waited: None,
             });
-            sum.processes += usize::from(row.alive);
+            let is_new = counted.insert((gpu, row.pid, row.own_pid, row.start_time));
+            sum.processes += usize::from(row.alive && is_new);
             if let Some((_, parts)) = &row.gpu {
-                let add = |sum: u64, bytes| sum.saturating_add(bytes);
-                sum.total = sum.total.map(|total| add(total, parts.total));
-                sum.suspended = sum.suspended.map(|bytes| add(bytes, parts.suspended));
+                let add = |sum: Option<u64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes));
+                sum.total = add(sum.total, parts.total);
+                sum.suspended = add(sum.suspended, parts.suspended);
             }
             if let Some(waiter) = &row.waits {
                 sum.waiting += 1;
@@ -59,7 +62,7 @@ impl Use {
         let place = |gpu: DeviceId| (groups::index(gpu, driver).unwrap_or(u32::MAX), gpu);
         uses.sort_by_cached_key(|one| {
             let gpu = one.gpu.map(place);
-            (one.user.clone(), one.uid, gpu.is_none(), gpu)
+            (Natural::of(&one.user), one.uid, gpu.is_none(), gpu)
         });
         uses
     }
@@ -69,19 +72,24 @@ fields! { pub FIELDS(it: Use):
     /// The number of the user.
     "uid": Count => it.uid;
     /// The name of the user, or the number.
-    "user": Text, left("USER") => &*it.user;
+    "user": Text, left("USER").top(1) => &*it.user;
     /// The GPU; null for processes that have not used one yet.
     "gpu": Device, left("GPU") => Cell::Gpu(it.gpu);
     /// The live processes.
-    "processes": Count, right("PROCESSES") => it.processes;
+    "processes": Count, right("PROCESSES").top(3) => it.processes;
     /// The memory of all processes.
-    "total": Bytes, right("TOTAL") => it.total;
+    "total": Bytes, right("TOTAL").top(2) => it.total;
     /// The memory of suspended processes, which is on the host; no part of the total.
-    "suspended": Bytes, right("SUSPENDED").sparse() => it.suspended;
+    "suspended": Bytes, right("SUSPENDED").sparse().top(4) => it.suspended;
     /// The processes that wait now.
-    "waiting": Count, right("WAITING").sparse() => it.waiting;
+    "waiting": Count, right("WAITING").sparse().top(5) => it.waiting;
     /// The longest of these waits; null if none waits.
-    "waited_ms": Ms, right("WAITED").sparse() => waited(it.waited);
+    "waited_ms": Ms, right("WAITED").sparse().top(6) => waited(it.waited);
+}
+
+/// Returns a time in milliseconds.
+pub fn millis(time: Option<Duration>) -> Option<u64> {
+    u64::try_from(time?.as_millis()).ok()
 }
 
 fn waited(time: Option<Duration>) -> Cell {
