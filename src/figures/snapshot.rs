@@ -6,7 +6,7 @@ use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups;
 use crate::groups::{Seen, View};
-use crate::machine::nvml::Driver;
+use crate::machine::nvml::{Activity, Driver};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::upwards;
 use serde_json::Value;
@@ -38,6 +38,7 @@ pub struct GpuMemory {
     pub limits: Option<u64>,
     /// The number and the bytes of the processes outside of all groups; `None` if unknown.
     pub outside: Option<(usize, u64)>,
+    pub activity: Activity,
 }
 
 /// Reads groups one after the other, each open only while it is read: a thousand open ledgers would
@@ -130,6 +131,18 @@ fields! { pub FIELDS(it: GpuMemory):
     "outsiders": Count => it.outside.map(|(count, _)| count);
     /// The sum of the limits of the top groups; null if one of them has none.
     "limits": Bytes => it.limits;
+    /// The part of the last moments in which a kernel ran on the GPU.
+    "busy": Percent => it.activity.busy;
+    /// The temperature in degrees Celsius.
+    "temperature": Count => it.activity.temperature;
+    /// The power that the GPU takes, in watts.
+    "power": Count => it.activity.power;
+    /// The most power that the GPU may take, in watts.
+    "power_limit": Count => it.activity.power_limit;
+    /// The clock of the processors in MHz.
+    "clock": Count => it.activity.clock;
+    /// The clock of the memory in MHz.
+    "memory_clock": Count => it.activity.memory_clock;
 }
 
 fn some(text: &str) -> Option<&str> {
@@ -156,12 +169,14 @@ pub fn gpus(
         managed: 0,
         limits: None,
         outside: None,
+        activity: Activity::default(),
     };
     let listed = listed.into_iter().map(|(gpu, id, memory)| GpuMemory {
         index: (id == gpu.id).then_some(gpu.index),
         name: gpu.name.clone(),
         bus: gpu.bus.clone(),
         used: memory.as_ref().map(|memory| memory.used),
+        activity: driver.map(|it| it.activity(&id)).unwrap_or_default(),
         ..unlisted(id, memory.as_ref().map(|memory| memory.total))
     });
     let mut gpus: Vec<GpuMemory> = listed.collect();
