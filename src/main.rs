@@ -81,6 +81,7 @@ mod figures {
     pub mod past;
     pub mod place;
     pub mod processes;
+    pub mod shares;
     pub mod snapshot;
     pub mod spans;
     pub mod tree;

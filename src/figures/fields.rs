@@ -25,6 +25,7 @@ pub enum Unit {
     Text,
     Count,
     Bytes,
+    Percent,
     /// Milliseconds.
     Ms,
     Number,
@@ -71,6 +72,8 @@ pub struct Column {
     pub narrow: u8,
     /// Whether zeros are left out, and the column if nothing is in it.
     pub sparse: bool,
+    /// Whether the figures change all the time: they are only for people who watch a terminal.
+    pub live: bool,
     /// Whether the column comes after those that are declared later.
     pub last: bool,
     /// The place in the order in which `top` chooses columns; 0: the column is not in `top`.
@@ -97,6 +100,7 @@ pub const fn left(head: &'static str) -> Column {
         look: Look::Left,
         narrow: 0,
         sparse: false,
+        live: false,
         last: false,
         rank: 0,
         short: head,
@@ -129,6 +133,10 @@ impl Column {
             sparse: true,
             ..self
         }
+    }
+
+    pub const fn live(self) -> Self {
+        Self { live: true, ..self }
     }
 
     pub const fn last(self) -> Self {
@@ -193,6 +201,7 @@ impl Cell {
             Self::Plain(Value::Null) => None,
             Self::Plain(Value::String(text)) => Some(text),
             Self::Plain(value) if unit == Unit::Bytes => Some(gib(value.as_u64()?).to_string()),
+            Self::Plain(value) if unit == Unit::Percent => Some(format!("{value}%")),
             Self::Plain(value) => Some(value.to_string()),
             Self::Gpu(id) => Some(groups::short_label(groups::index(id?, driver), id?)),
             Self::Said(_, text) => text,

@@ -1,9 +1,11 @@
 //! The processes in groups that `ps` shows, each with its memory on each GPU.
 
-use super::fields::{self, fields, left, path, right};
+use super::fields::{self, Cell, fields, left, path, right};
+use super::shares::Share;
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
 use crate::machine::{accounts, child::What, look, nvml::Driver, pids::Pids};
+use crate::words::clock::{self, Moment};
 use crate::words::order::Natural;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
@@ -11,9 +13,11 @@ use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
+use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Returns the processes in these groups, sorted by group and then by pid. A process on several
@@ -190,6 +194,14 @@ pub struct Process {
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
+    /// What the process does on the GPU, if somebody has asked NVML and NVML tells it.
+    pub share: Option<Share>,
+    /// When the process started, and when its charge on the GPU last changed, by its ledger, in
+    /// milliseconds since 1970.
+    pub started_ms: Option<u64>,
+    pub charged_ms: Option<u64>,
+    /// The bytes that the process has in the host's memory.
+    pub host: Option<u64>,
 }
 
 /// The bytes that a process uses on a GPU: the total, and the part for each purpose.
@@ -242,7 +254,11 @@ fn of(
     };
     let pid = pids.here(&process.identity);
     let command = commands.command(process, pid);
-    let uid = user(process, pid);
+    let status = pid
+        .filter(|_| process.alive)
+        .and_then(|pid| proc::status(pid).ok());
+    let status = status.unwrap_or_default();
+    let uid = user(&status).unwrap_or(process.identity.uid);
     let user = accounts::user_name(uid);
     let line = |gpu: Option<(DeviceId, Parts)>| Process {
         root: seen.group.root().into(),
@@ -261,6 +277,10 @@ fn of(
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
         gpu,
+        share: None,
+        started_ms: (pid.filter(|_| process.alive)).and_then(|_| started(&process.identity)),
+        charged_ms: None,
+        host: proc::kibibytes(&status, "VmRSS"),
     };
     // A process may wait for memory of a GPU that it has not used yet.
     let waits = waiters.gpus(&seen.group, &process.identity);
@@ -268,7 +288,11 @@ fn of(
         .filter_map(|entry| {
             let usage = process.on(entry.index);
             let is_there = process.devices.contains(&usage) || waits.contains(&entry.id);
-            is_there.then(|| line(Some((entry.id, Parts::of(&usage)))))
+            let charged = seen.charges.get(&(process.slot, entry.index));
+            is_there.then(|| Process {
+                charged_ms: charged.map(|second| second * 1_000),
+                ..line(Some((entry.id, Parts::of(&usage))))
+            })
         })
         .collect();
     if lines.is_empty() {
@@ -277,15 +301,40 @@ fn of(
     lines
 }
 
-/// Returns the user of a living process as the caller sees it. The ledger has the number that the
-/// process has in its own user namespace, where users number themselves as they like.
-fn user(process: &ProcessUsage, pid: Option<u32>) -> u32 {
-    let seen = pid.filter(|_| process.alive).and_then(|pid| {
-        let status = proc::status(pid).ok()?;
-        let users = proc::field(&status, "Uid")?;
-        users.split_whitespace().next()?.parse().ok()
+/// Returns the user of a process as the caller sees it, by `/proc/PID/status`. The ledger has the
+/// number that the process has in its own user namespace, where users number themselves as they
+/// like.
+fn user(status: &str) -> Option<u32> {
+    let users = proc::field(status, "Uid")?;
+    users.split_whitespace().next()?.parse().ok()
+}
+
+/// Returns when a process of the caller's time namespace started, in milliseconds since 1970.
+fn started(identity: &Identity) -> Option<u64> {
+    /// When the machine started, in seconds since 1970. `/proc/stat` takes long on large machines.
+    static BOOT: LazyLock<Option<u64>> = LazyLock::new(|| {
+        let text = proc::read("/proc/stat").ok()?;
+        text.lines()
+            .find_map(|line| line.strip_prefix("btime "))?
+            .parse()
+            .ok()
     });
-    seen.unwrap_or(process.identity.uid)
+    /// The clock ticks per second in `/proc`. This number is the same on every machine.
+    const TICKS_PER_SECOND: u64 = 100;
+    let ticks = Some(identity.start_time).filter(|ticks| *ticks > 0)?;
+    (*BOOT)?
+        .saturating_mul(1_000)
+        .checked_add(ticks.checked_mul(1_000 / TICKS_PER_SECOND)?)
+}
+
+/// Returns a time, and for people how long ago it was.
+fn ago(unix_ms: Option<u64>) -> Cell {
+    let ago = |unix_ms| {
+        let now = Moment::from(Timestamp::now()).unix_ms;
+        clock::brief(Duration::from_millis(now.saturating_sub(unix_ms)))
+    };
+    let time = unix_ms.map(|unix_ms| Moment { unix_ms }.to_string());
+    Cell::Said(time.into(), unix_ms.map(ago))
 }
 
 fn state(process: &ProcessUsage, is_abandoned: bool, pid: Option<u32>) -> &'static str {
@@ -323,6 +372,10 @@ impl Process {
             is_confirmed: false,
             gpu: None,
             waits: None,
+            share: None,
+            started_ms: None,
+            charged_ms: None,
+            host: None,
         }
     }
 
@@ -332,6 +385,13 @@ impl Process {
         if self.is_confirmed && self.state == "running" {
             self.state = "suspended";
         }
+    }
+
+    /// Returns when the process last used the GPU's processors or changed its charge, in
+    /// milliseconds since 1970, as far as NVML's samples and the ledger tell. `None` if NVML has no
+    /// sample of the process: the ledger alone knows nothing of kernels.
+    pub fn last_use(&self) -> Option<u64> {
+        self.share?.used_ms.max(self.charged_ms)
     }
 
     /// Returns the bytes for which a command that resumes the process waits: charges come back
@@ -393,6 +453,15 @@ fields! { pub FIELDS(it: Process):
     "gpu": Device, left("GPU") => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
     /// The command line, of at most 64 bytes.
     "command": Text, left("COMMAND").narrow(6).last() => it.command.as_deref();
+    /// The mean part of the GPU's processors that the process used in the last seconds, by NVML.
+    "busy": Percent, right("BUSY").live().narrow(1).top(20) => it.share.map(|share| share.percent);
+    /// When NVML last saw the process use the processors, or the ledger its charge change: a hint,
+    /// no proof. Null if neither is known.
+    "last_use": Time, right("IDLE").live().narrow(1).top(21) => ago(it.last_use());
+    /// The process's memory on the host.
+    "host": Bytes, right("HOST").live().narrow(1).top(22) => it.host;
+    /// The start of the process.
+    "started": Time, right("AGE").live().narrow(1).top(23) => ago(it.started_ms);
     /// Plain and virtual memory, arrays and graphs.
     "allocations": Bytes, right("ALLOCATIONS").narrow(2).top(8).short("ALLOC")
         => it.split(allocations);

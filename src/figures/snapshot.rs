@@ -6,7 +6,7 @@ use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups;
 use crate::groups::{Seen, View};
-use crate::machine::nvml::Driver;
+use crate::machine::nvml::{Activity, Driver};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::upwards;
 use serde_json::Value;
@@ -40,6 +40,7 @@ pub struct GpuMemory {
     pub outside: Option<(usize, u64)>,
     /// The bytes of those that may be in groups that the caller may not read.
     pub unsure: u64,
+    pub activity: Activity,
 }
 
 /// The groups and the GPUs at one moment.
@@ -110,6 +111,7 @@ impl GpuMemory {
             limits: None,
             outside: None,
             unsure: 0,
+            activity: Activity::default(),
         }
     }
 
@@ -164,6 +166,18 @@ fields! { pub FIELDS(it: GpuMemory):
     "outside_unsure": Bytes => it.outside.map(|_| it.unsure);
     /// The sum of the limits of the top groups; null if one of them has none.
     "limits": Bytes => it.limits;
+    /// The part of the last moments in which a kernel ran on the GPU.
+    "busy": Percent => it.activity.busy;
+    /// The temperature in degrees Celsius.
+    "temperature": Count => it.activity.temperature;
+    /// The power that the GPU takes, in watts.
+    "power": Count => it.activity.power;
+    /// The most power that the GPU may take, in watts.
+    "power_limit": Count => it.activity.power_limit;
+    /// The clock of the processors in MHz.
+    "clock": Count => it.activity.clock;
+    /// The clock of the memory in MHz.
+    "memory_clock": Count => it.activity.memory_clock;
 }
 
 fn some(text: &str) -> Option<&str> {
@@ -172,7 +186,7 @@ fn some(text: &str) -> Option<&str> {
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
 /// know.
-fn gpus(
+pub fn gpus(
     groups: &[Figures],
     outside: Option<&[Outside]>,
     driver: Option<&Driver>,
@@ -183,6 +197,7 @@ fn gpus(
         name: gpu.name.clone(),
         bus: gpu.bus.clone(),
         used: memory.as_ref().map(|memory| memory.used),
+        activity: driver.map(|it| it.activity(&id)).unwrap_or_default(),
         ..GpuMemory::unlisted(id, memory.as_ref().map(|memory| memory.total))
     });
     let mut gpus: Vec<GpuMemory> = listed.collect();

@@ -14,7 +14,7 @@ use gpulimit_group::{
     effective_user, is_within, parent, upwards,
 };
 use gpulimit_ledger::{
-    Compared, DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness,
+    Compared, DeviceEntry, DeviceIndex, Ledger, LedgerError, NoWitness, ProcessUsage, Witness,
 };
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
@@ -493,6 +493,10 @@ impl View {
     /// Closes the ledger, and returns what was read from it; `None` if the caller cannot read it.
     pub fn into_seen(self) -> Option<Seen> {
         self.ledger.map(|ledger| Seen {
+            charges: (self.processes.iter().filter(|process| process.alive))
+                .flat_map(|process| process.devices.iter().map(|on| (process.slot, on.device)))
+                .filter_map(|(slot, on)| Some(((slot, on), ledger.last_charge(slot, on)?)))
+                .collect(),
             group: self.group,
             title: self.title,
             devices: self.devices,
@@ -522,6 +526,8 @@ pub struct Seen {
     pub devices: Vec<DeviceEntry>,
     /// The processes that are members of this group or of a group below it.
     pub processes: Vec<ProcessUsage>,
+    /// When the charges of live processes last changed, in seconds since 1970, by slot and device.
+    pub charges: BTreeMap<(usize, DeviceIndex), u64>,
     /// The processes of this group on which a command was at work when it died.
     pub abandoned: Vec<Identity>,
 }

@@ -7,10 +7,10 @@ use gpulimit_base::proc;
 use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_ledger::{Figures, Witness};
 use gpulimit_limits::Capacity;
-use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
+use nvml_wrapper::enum_wrappers::device::{Clock, GpuVirtualizationMode, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
+use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo, ProcessUtilizationSample};
 use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -34,6 +34,21 @@ pub struct Gpu {
     pub shares_host: bool,
     /// The UUIDs of the GPU's MIG instances; `None` if the GPU is not split into instances.
     pub instances: Option<Vec<DeviceId>>,
+}
+
+/// What a GPU does; `None` is what NVML does not tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Activity {
+    /// The part of the last moments in which a kernel ran, in percent.
+    pub busy: Option<u32>,
+    /// Degrees Celsius.
+    pub temperature: Option<u32>,
+    /// The power that the GPU takes, and the most that it may take, in watts.
+    pub power: Option<u32>,
+    pub power_limit: Option<u32>,
+    /// The clocks of the processors and of the memory in MHz.
+    pub clock: Option<u32>,
+    pub memory_clock: Option<u32>,
 }
 
 /// The loaded NVML library and the GPUs that it lists.
@@ -134,6 +149,40 @@ impl Driver {
             used: total - free,
             version: 0,
         })
+    }
+
+    /// Returns what a GPU does. NVML tells nothing of that for a MIG instance.
+    pub fn activity(&self, device: &DeviceId) -> Activity {
+        let is_it = |gpu: &&Gpu| gpu.id == *device && gpu.instances.is_none();
+        let gpu = self.gpus.iter().find(is_it);
+        let Some(gpu) = gpu.and_then(|gpu| self.nvml.device_by_index(gpu.index).ok()) else {
+            return Activity::default();
+        };
+        let watts = |milliwatts: u32| milliwatts.div_ceil(1_000);
+        Activity {
+            busy: gpu.utilization_rates().ok().map(|rates| rates.gpu),
+            temperature: gpu.temperature(TemperatureSensor::Gpu).ok(),
+            power: gpu.power_usage().ok().map(watts),
+            power_limit: gpu.enforced_power_limit().ok().map(watts),
+            clock: gpu.clock_info(Clock::SM).ok(),
+            memory_clock: gpu.clock_info(Clock::Memory).ok(),
+        }
+    }
+
+    /// Returns each process's mean share of a GPU's processors since a time in microseconds since
+    /// 1970, in percent. A process without a sample is missing, which says nothing of its use. An
+    /// H200 takes 1.4 ms for the answer (580.159.04).
+    pub fn shares(&self, device: &DeviceId, since_us: u64) -> BTreeMap<u32, u32> {
+        let read = || {
+            self.device(device)?
+                .process_utilization_stats(since_us)
+                .ok()
+        };
+        let mut samples = read().unwrap_or_default();
+        samples.retain(|sample| sample.sm_util <= 100);
+        samples.sort_by_key(|sample| sample.timestamp);
+        let share = |sample: &ProcessUtilizationSample| (sample.pid, sample.sm_util);
+        samples.iter().map(share).collect()
     }
 
     /// Returns the free bytes of a GPU or MIG instance; `None` if NVML does not tell.

@@ -20,7 +20,7 @@ fn schema() -> String {
     ]);
     top.push(("time", of_type(Unit::Time)));
     let objects: [(&str, Object); 25] = [
-        ("show", listed("groups", "group")),
+        ("show", answer(&[("gpus", "gpu"), ("groups", "group")])),
         ("ps", listed("processes", "process")),
         ("ps --outside", listed("outside", "outsider")),
         ("ps --by user", listed("users", "user")),
@@ -86,6 +86,7 @@ fn of_type(unit: Unit) -> Value {
         Unit::Time => json!({ "type": ["string", "null"], "format": "date-time" }),
         Unit::Count => json!({ "type": ["integer", "null"] }),
         Unit::Bytes => json!({ "type": ["integer", "null"], "unit": "bytes" }),
+        Unit::Percent => json!({ "type": ["integer", "null"], "unit": "percent" }),
         Unit::Ms => json!({ "type": ["integer", "null"], "unit": "milliseconds" }),
         Unit::Number => json!({ "type": ["number", "null"] }),
         Unit::Setting => json!({ "type": ["integer", "string", "null"] }),

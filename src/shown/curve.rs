@@ -18,11 +18,11 @@ const STEPS: [u64; 14] = [
     1, 5, 10, 30, 60, 120, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
 ];
 
-/// Returns the curve of the past usage of a group on one GPU as lines. Without `unicode`, they have
-/// only characters of ASCII.
+/// Returns the curve of the past usage of a group on one GPU as lines, from the first period on of
+/// which something is known. Without `unicode`, they have only characters of ASCII.
 pub fn of(past: &Past, zone: &TimeZone, width: usize, unicode: bool) -> Vec<String> {
     let curve = Curve {
-        spans: &past.spans,
+        spans: since_known(&past.spans),
         length: past.resolution.seconds(),
         limit: past.gpu.limit(),
         zone,
@@ -32,6 +32,12 @@ pub fn of(past: &Past, zone: &TimeZone, width: usize, unicode: bool) -> Vec<Stri
         moved: &past.times(&[EventKind::Suspend, EventKind::Resume, EventKind::Lost]),
     };
     curve.lines()
+}
+
+/// Returns the periods from the first one on of which something is known.
+fn since_known(spans: &[Span]) -> &[Span] {
+    let is_known = |span: &Span| span.highest().is_some() || span.refusals + span.kills > 0;
+    &spans[spans.iter().position(is_known).unwrap_or(0)..]
 }
 
 /// What to draw.

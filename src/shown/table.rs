@@ -99,12 +99,22 @@ impl Table {
 
     /// Returns the table for standard output. A narrow terminal drops columns: uninteresting ones
     /// first, then in their declared order. Then cuts long texts, so that each row is one line.
+    /// Where the output is no terminal, columns with live figures are missing.
     pub fn render(mut self) -> String {
         let out = io::stdout();
         self.drop_sparse();
-        if let Some(width) = terminal::width(&out) {
-            self.narrow(width);
-            self.shorten(width);
+        match terminal::width(&out) {
+            Some(width) => {
+                self.narrow(width);
+                self.shorten(width);
+            }
+            None => {
+                for at in (0..self.columns.len()).rev() {
+                    if self.columns[at].live {
+                        self.drop_column(at);
+                    }
+                }
+            }
         }
         self.laid_out(terminal::has_style(&out))
     }

@@ -99,6 +99,7 @@ fn table_of_gpus(gpus: &[GpuMemory]) -> Table {
         right("USED"),
         right("FREE"),
         right("OUTSIDE"),
+        right("BUSY"),
         left("GROUPS"),
     ];
     let mut table = Table::new(&columns.map(|column| column.sparse()));
@@ -111,6 +112,7 @@ fn table_of_gpus(gpus: &[GpuMemory]) -> Table {
             figure(gpu.used.map(gib)),
             figure(gpu.free().map(gib)),
             figure(outside.map(|(_, bytes)| gib(bytes))),
+            figure(gpu.activity.busy.map(|percent| format!("{percent}%"))),
             groups.collect::<Vec<_>>().join(", "),
         ]);
     }

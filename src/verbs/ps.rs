@@ -3,7 +3,7 @@
 use crate::figures::processes::{Commands, FIELDS, Process, processes};
 use crate::figures::users::{self, Use, millis};
 use crate::figures::waiting::{Waiter, Waiters};
-use crate::figures::{fields, outside};
+use crate::figures::{fields, outside, shares::Shares};
 use crate::groups::{self, Seen, Selection, View, gpu};
 use crate::machine::{look, nvml::Driver};
 use crate::shown::table::Table;
@@ -62,6 +62,12 @@ is not visible there; `own_pid` in JSON is the pid in the process's own
 namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only
 if the caller may read them in /proc, and `-` if reading them takes too long.
 
+BUSY is the part of the GPU's processors that the process used in the last
+seconds, as NVML samples it, and IDLE the time since NVML last saw it use them,
+or its ledger saw its charge change, to five minutes: a hint, no proof. HOST is
+its memory on the host, and AGE the time since its start. These four are shown
+on terminals only, and in JSON as `busy`, `last_use`, `host` and `started`.
+
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
 host.
@@ -75,8 +81,9 @@ one), no door (no call passes the library), or unknown: the process may be in a
 group that you may not read. JSON says it in a sentence.
 
 If the terminal is too narrow, these columns are left out, one after the other:
-MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or
-of the same `running` go first. Long texts are cut; in JSON they are not.
+BUSY, IDLE, HOST, AGE, MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND,
+STATE; columns of zeros or of the same `running` go first. Long texts are cut;
+in JSON they are not.
 
 Examples:
   gpulimit ps
@@ -138,7 +145,9 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         return outside(args, &devices, driver);
     }
     let away = confirmed(&Selection::of(args.group.as_deref())?, driver);
-    args.watch.rounds(|| round(args, &devices, driver, &away))
+    let mut shares = Shares::default();
+    args.watch
+        .rounds(|| round(args, &devices, driver, &away, &mut shares))
 }
 
 /// Shows the processes in no group.
@@ -194,6 +203,7 @@ fn round(
     devices: &[Selector],
     driver: Option<&Driver>,
     away: &[u32],
+    shares: &mut Shares,
 ) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
     let (views, mut notes) = selection.readable(driver)?;
@@ -233,6 +243,7 @@ fn round(
             false => Shown::Text(Table::of(users::FIELDS, &uses, driver).render()),
         }
     } else {
+        shares.note(&mut lines, driver);
         args.order.sort(&mut lines, Key::of_process);
         match args.json {
             true => {

@@ -3,6 +3,7 @@
 mod mine;
 mod tree;
 
+use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{self, Figures, Gpu, Row};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
@@ -121,7 +122,14 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
             true => tree::json(&figures),
             false => figures.iter().map(Figures::json).collect(),
         };
-        Shown::Json(selection.json("groups", groups))
+        let mut answer = selection.json("groups", groups);
+        let mut gpus = snapshot::gpus(&figures, None, driver);
+        gpus.retain(|gpu| {
+            let asked = [Selector::All, Selector::Device(gpu.id)];
+            asked.iter().any(|one| devices.contains(one))
+        });
+        answer["gpus"] = gpus.iter().map(GpuMemory::json).collect();
+        Shown::Json(answer)
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
     } else if args.tree {

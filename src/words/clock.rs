@@ -83,9 +83,17 @@ pub fn rough_span(time: Duration) -> String {
 
 /// Formats a duration in one unit: `34 min`, `5 h`, `3 days`.
 pub fn coarse(time: Duration) -> String {
+    match time.as_secs() {
+        0..60 => "less than a minute".into(),
+        _ => brief(time),
+    }
+}
+
+/// Formats a duration in one unit, a short one in seconds: `40 s`, `34 min`, `5 h`, `3 days`.
+pub fn brief(time: Duration) -> String {
     let minutes = time.as_secs() / 60;
     match minutes {
-        0 => "less than a minute".into(),
+        0 => format!("{} s", time.as_secs()),
         1..120 => format!("{minutes} min"),
         120..2_880 => format!("{} h", minutes / 60),
         _ => format!("{} days", minutes / 1_440),

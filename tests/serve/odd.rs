@@ -286,3 +286,80 @@ fn too_few_descriptors_are_an_error() {
     );
     assert!(!rig.socket().exists(), "nothing is left");
 }
+
+#[test]
+fn what_a_gpu_does_is_shown_as_far_as_nvml_tells_it() {
+    const KEYS: [&str; 6] = [
+        "busy",
+        "temperature",
+        "power",
+        "power_limit",
+        "clock",
+        "memory_clock",
+    ];
+    let rig = Rig::with(&[
+        ("GPULIMIT_SIM_GPUS", "2"),
+        ("GPULIMIT_SIM_BUSY", "97,35"),
+        ("GPULIMIT_SIM_TEMPERATURE", "71,54"),
+        ("GPULIMIT_SIM_POWER", "651500,301000"),
+    ]);
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let _member = rig.member("lab", GIB);
+    let server = rig.unix(&[]);
+    let figures = |gpu: &serde_json::Value| KEYS.map(|key| gpu[key].as_u64());
+    let all = [
+        [97, 71, 652, 700, 1980, 2619].map(Some),
+        [35, 54, 301, 700, 1980, 2619].map(Some),
+    ];
+    for (at, expected) in all.iter().enumerate() {
+        for verb in [&["show", "--json"][..], &["top", "--once", "--json"]] {
+            assert_eq!(figures(&rig.shown(verb)["gpus"][at]), *expected, "{verb:?}");
+        }
+        server.until(|state| figures(&state["gpus"][at]) == *expected);
+    }
+    let one = rig.shown(&["show", "--json", "--device", "1"]);
+    assert_eq!(one["gpus"].as_array().map(Vec::len), Some(1), "{one}");
+    let metrics = server.place.metrics();
+    let has = |metrics: &str, name: &str, value: &str| {
+        let series = format!("gpulimit_gpu_{name}{{gpu=\"0\",");
+        let line = metrics.lines().find(|line| line.starts_with(&series));
+        line.is_some_and(|line| line.ends_with(&format!("}} {value}")))
+    };
+    for (name, value) in [
+        ("utilization_ratio", "0.97"),
+        ("temperature_celsius", "71"),
+        ("power_watts", "652"),
+        ("power_limit_watts", "700"),
+        ("clock_hertz", "1980000000"),
+        ("memory_clock_hertz", "2619000000"),
+    ] {
+        assert!(has(&metrics, name, value), "{name}: {metrics}");
+    }
+    rig.world.machine().knob(
+        "fail",
+        "nvmlDeviceGetUtilizationRates:3,nvmlDeviceGetPowerUsage:3",
+    );
+    let told = [None, Some(71), None, Some(700), Some(1980), Some(2619)];
+    server.until(|state| figures(&state["gpus"][0]) == told);
+    let metrics = server.place.metrics();
+    assert!(has(&metrics, "temperature_celsius", "71"), "{metrics}");
+    for name in ["utilization_ratio", "power_watts"] {
+        assert!(
+            !metrics.contains(&format!("gpulimit_gpu_{name}{{")),
+            "{name}"
+        );
+    }
+    let shown = rig.gpulimit(&["top", "--once"]).output().unwrap();
+    let shown = gpulimit_support::text(&shown.stdout);
+    assert!(shown.contains("71C") && !shown.contains("busy"), "{shown}");
+}
+
+#[test]
+fn nothing_is_known_of_what_a_mig_instance_does() {
+    let rig = Rig::with(&[("GPULIMIT_SIM_MIG", "2"), ("GPULIMIT_SIM_BUSY", "50")]);
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let shown = rig.shown(&["show", "--json"]);
+    assert_eq!(shown["gpus"].as_array().map(Vec::len), Some(2), "{shown}");
+    assert!(shown["gpus"][0]["total"].is_u64() && shown["gpus"][0]["busy"].is_null());
+    assert!(shown["gpus"][1]["temperature"].is_null(), "{shown}");
+}

@@ -53,6 +53,13 @@ impl Ledger {
             })
             .collect()
     }
+
+    /// Returns when the charge of the owner of a slot on a device last changed, in seconds since
+    /// 1970: the end of the last known period, or now in the present one.
+    pub fn last_charge(&self, slot: usize, device: DeviceIndex) -> Option<u64> {
+        let (begin, _) = self.floors(slot, device).pop()?;
+        Some((begin + PERIOD).min(os::wall_ms() / 1_000))
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -97,6 +97,18 @@ metrics! {
     "gpulimit_gpu_memory_outside_bytes": Gpus((_, gpu)) => gpu.outside.map(|(_, bytes)| bytes);
     /// The processes outside of all groups that use the GPU.
     "gpulimit_gpu_processes_outside": Gpus((_, gpu)) => gpu.outside.map(|(count, _)| count);
+    /// The part of the last moments in which a kernel ran on the GPU.
+    "gpulimit_gpu_utilization_ratio": Gpus((_, gpu)) => gpu.activity.busy.map(ratio);
+    /// The temperature of the GPU.
+    "gpulimit_gpu_temperature_celsius": Gpus((_, gpu)) => gpu.activity.temperature;
+    /// The power that the GPU takes.
+    "gpulimit_gpu_power_watts": Gpus((_, gpu)) => gpu.activity.power;
+    /// The most power that the GPU may take.
+    "gpulimit_gpu_power_limit_watts": Gpus((_, gpu)) => gpu.activity.power_limit;
+    /// The clock of the GPU's processors.
+    "gpulimit_gpu_clock_hertz": Gpus((_, gpu)) => gpu.activity.clock.map(hertz);
+    /// The clock of the GPU's memory.
+    "gpulimit_gpu_memory_clock_hertz": Gpus((_, gpu)) => gpu.activity.memory_clock.map(hertz);
     /// The memory that the group uses. It includes the groups below: add up only top groups.
     "gpulimit_memory_usage_bytes": GroupGpus((gpu, _)) => gpu.usage;
     /// The memory of suspended processes, which is on the host. No part of the usage.
@@ -182,6 +194,24 @@ metrics! {
     /// The memory that the process uses on the GPU.
     "gpulimit_process_memory_bytes": Processes(process) =>
         process.gpu.as_ref().map(|(_, parts)| parts.total);
+    /// The mean part of the GPU's processors that the process used in the last seconds.
+    "gpulimit_process_utilization_ratio": Processes(process) =>
+        process.share.map(|share| ratio(share.percent));
+    /// When the process was last seen to use the GPU's processors, or to change its charge.
+    "gpulimit_process_last_use_timestamp_seconds": Processes(process) =>
+        process.last_use().map(seconds);
+    /// The memory that the process uses on the host. It is the same for each GPU of the process.
+    "gpulimit_process_host_memory_bytes": Processes(process) => process.host;
+    /// When the process started.
+    "gpulimit_process_start_time_seconds": Processes(process) => process.started_ms.map(seconds);
+}
+
+fn ratio(percent: u32) -> f64 {
+    f64::from(percent) / 100.0
+}
+
+fn hertz(mhz: u32) -> u64 {
+    u64::from(mhz) * 1_000_000
 }
 
 fn seconds(ms: u64) -> f64 {

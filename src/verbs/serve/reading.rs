@@ -5,6 +5,7 @@ use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
 use crate::figures::outside::{Finder, Outside};
 use crate::figures::processes::{Commands, Process, processes};
+use crate::figures::shares::Shares;
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
 use crate::groups::budget::{LINE, SCRAPE};
@@ -79,6 +80,7 @@ pub struct More {
 /// What is kept between rounds.
 pub struct Memory {
     commands: Commands,
+    shares: Shares,
     outside: Finder,
     /// The processes outside in the last round, by pid, start time and GPU: each has an event.
     recorded: BTreeSet<(u32, u64, DeviceId)>,
@@ -99,6 +101,7 @@ impl Default for Memory {
         const PATIENCE: Duration = Duration::from_secs(1);
         Self {
             commands: Commands::new(PATIENCE),
+            shares: Shares::default(),
             outside: Finder::new(PATIENCE),
             recorded: BTreeSet::new(),
             trends: Kept::default(),
@@ -230,10 +233,12 @@ impl Reading {
     }
 
     /// Finds out about the processes in the groups.
-    pub fn read_processes(&self, memory: &mut Memory) {
+    pub fn read_processes(&self, driver: Option<&Driver>, memory: &mut Memory) {
         self.processes.get_or_init(|| {
             let commands = &mut memory.commands;
-            processes(&self.selection, &self.seen, &self.waiters, commands)
+            let mut found = processes(&self.selection, &self.seen, &self.waiters, commands);
+            memory.shares.note(&mut found, driver);
+            found
         });
     }
 

@@ -170,7 +170,7 @@ impl Sources {
     /// Returns such a reading as [`Self::reading`] does, with processes.
     pub fn reading_with_processes(&mut self) -> Result<Arc<Reading>, Failure> {
         let reading = self.reading()?;
-        reading.read_processes(&mut self.memory);
+        reading.read_processes(self.driver.as_ref(), &mut self.memory);
         Ok(reading)
     }
 

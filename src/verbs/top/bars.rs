@@ -16,6 +16,8 @@ use unicode_width::UnicodeWidthStr;
 
 /// The least columns of a bar with its figures.
 const LEAST: u16 = 38;
+/// From this many columns on, there is also how busy a GPU is.
+const MIDDLE: u16 = 60;
 /// From this many columns on, there are also figures of the memory that is free.
 const WIDE: u16 = 100;
 /// From this many columns on, there is room for the names of products.
@@ -51,7 +53,15 @@ impl Plan {
     /// Draws the bars. The first column has the first GPUs.
     pub fn draw(self, gpus: &[&GpuMemory], tops: &Tops<'_>, area: Rect, buffer: &mut Buffer) {
         let each = (area.width + 1) / self.columns as u16;
-        let right = |gpu: &&GpuMemory| figures(gpu, each > WIDE);
+        let right = |gpu: &&GpuMemory| {
+            let busy = busy(gpu).filter(|_| each > MIDDLE);
+            let others = (each > WIDE && !self.explained).then(|| activity(gpu));
+            let parts = busy.into_iter().chain(others.into_iter().flatten());
+            figures(gpu, each > WIDE)
+                + &parts
+                    .map(|part| "  ".to_owned() + &part)
+                    .collect::<String>()
+        };
         let name = |gpu: &&GpuMemory| short_label(gpu.index, gpu.id);
         let label = gpus.iter().map(|gpu| name(gpu).width()).max();
         let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
@@ -131,7 +141,26 @@ fn figures(gpu: &GpuMemory, is_wide: bool) -> String {
     )
 }
 
-/// Draws a line with the bytes of each part of a bar.
+/// Returns the part of the time in which a GPU is busy: `busy  97%`.
+fn busy(gpu: &GpuMemory) -> Option<String> {
+    Some(format!("busy {:>3}%", gpu.activity.busy?))
+}
+
+/// Returns what else NVML tells of a GPU's work: `64C`, `512/700 W`, `1980 MHz`.
+fn activity(gpu: &GpuMemory) -> impl Iterator<Item = String> {
+    let it = gpu.activity;
+    let limit = it
+        .power_limit
+        .map_or_else(String::new, |limit| format!("/{limit}"));
+    let parts = [
+        it.temperature.map(|degrees| format!("{degrees}C")),
+        it.power.map(|watts| format!("{watts}{limit} W")),
+        it.clock.map(|mhz| format!("{mhz} MHz")),
+    ];
+    parts.into_iter().flatten()
+}
+
+/// Draws a line with the bytes of each part of a bar, and what else is known of the GPU.
 fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mut Buffer) {
     let (others, free) = (size(gpu.others()), size(gpu.free()));
     let outside = gpu.outside.filter(|(count, _)| *count > 0);
@@ -156,9 +185,18 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
     let (indent, width) = (label + 2, area.width - label - 2);
     let area = Rect::new(area.x + indent, area.y, width, 1);
     let line = Line::from_iter(spans);
-    if indent + width >= WIDEST && line.width() + gpu.name.width() <= width.into() {
-        let name = Line::styled(&gpu.name, WEAK);
-        name.right_aligned().render(area, buffer);
+    let name = (indent + width >= WIDEST).then(|| gpu.name.clone());
+    let (mut about, room) = (
+        String::new(),
+        usize::from(width).saturating_sub(line.width()),
+    );
+    for part in activity(gpu).chain(name) {
+        if about.width() + 2 + part.width() <= room {
+            about += &("  ".to_owned() + &part);
+        }
     }
+    Line::styled(about, WEAK)
+        .right_aligned()
+        .render(area, buffer);
     tables::line(line, area, buffer);
 }

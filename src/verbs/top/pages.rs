@@ -51,7 +51,7 @@ K F9                send a signal to the process, or to the group's; asks first
 S                   suspend the process, or the group's, or resume them; asks first";
 
 /// What the columns and characters mean.
-const MEANINGS: [&str; 7] = [
+const MEANINGS: [&str; 8] = [
     "In a bar, each filling is a top group. The last filling is memory of no shown group: other \
      programs and the driver. The mark is the sum of the limits of the top groups, \
      if all have one.",
@@ -66,6 +66,10 @@ const MEANINGS: [&str; 7] = [
      program with a leak.",
     "ALLOC are plain and virtual memory, arrays and graphs. JOB is the container or the job that \
      the process is in.",
+    "BUSY is what NVML sampled in the last seconds: of a GPU the part of the time in which a \
+     kernel ran, of a process its part of the processors. IDLE is the time since NVML last saw the \
+     process use them, or its ledger its charge change, to five minutes: a hint, no proof. HOST is \
+     its memory on the host, AGE the time since its start.",
     "A group on several GPUs has one row with the sums of its figures; % is that of its fullest \
      GPU. The cells below the digits of the GPUs are what the group uses of its limit there. \
      d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",

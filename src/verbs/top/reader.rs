@@ -7,6 +7,7 @@ use crate::figures::outside::Finder;
 use crate::figures::past::{self, Past, Recent};
 use crate::figures::place;
 use crate::figures::processes::{Commands, Process, processes};
+use crate::figures::shares::Shares;
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
@@ -59,6 +60,7 @@ pub struct Source {
     known: Known,
     trends: Kept,
     commands: Commands,
+    shares: Shares,
     outside: Finder,
 }
 
@@ -70,6 +72,7 @@ impl Source {
             known: Known::default(),
             trends: Kept::default(),
             commands: Commands::new(COMMANDS),
+            shares: Shares::default(),
             outside: Finder::new(COMMANDS),
         }
     }
@@ -105,11 +108,13 @@ impl Source {
         read.groups.iter_mut().for_each(Figures::add_up);
         self.trends.end_round();
         let commands = &mut self.commands;
+        let mut processes = processes(&selection, &read.seen, &read.waiters, commands);
+        self.shares.note(&mut processes, driver);
         let round = Round {
             root: shown_path(selection.root()),
             time: Timestamp::now(),
             gpus: read.gpus,
-            processes: processes(&selection, &read.seen, &read.waiters, commands),
+            processes,
             groups: read.groups,
             problem: String::new(),
             notes,

@@ -7,10 +7,13 @@ use super::round::{Name, Round};
 use super::rows::Item;
 use super::view::{Seen, View};
 use crate::figures::processes::{Parts, Process};
+use crate::figures::shares::Share;
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::trend::Trend;
 use crate::figures::waiting::Waiter;
 use crate::figures::{Figures, Gpu};
+use crate::machine::nvml::Activity;
+use crate::words::clock::Moment;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::Category;
@@ -53,6 +56,14 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         limits: limits.map(|limits| limits * GIB),
         outside: Some((usize::from(outside > 0), outside * GIB)),
         unsure: 0,
+        activity: Activity {
+            busy: Some(97 - u32::from(index)),
+            temperature: Some(64),
+            power: Some(512),
+            power_limit: Some(700),
+            clock: Some(1_980),
+            memory_clock: Some(2_619),
+        },
     }
 }
 
@@ -124,6 +135,15 @@ pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
     };
     let mut process = Process::example(full, pid, user, command);
     process.gpu = Some((id(0), parts));
+    process.host = Some(9 * GIB / 4);
+    // The middle of a minute, so that the screen is the same some seconds later.
+    let minutes_ago =
+        |minutes: u64| Moment::from(Timestamp::now()).unix_ms - minutes * 60_000 - 30_000;
+    process.started_ms = Some(minutes_ago(300));
+    process.share = Some(Share {
+        percent: pid % 2 * 48,
+        used_ms: Some(minutes_ago(40 - u64::from(pid % 2 * 40))),
+    });
     process
 }
 
@@ -163,9 +183,10 @@ pub fn round() -> Round {
     contained.gpu.as_mut().expect("a GPU").1.suspended = 2 * GIB;
     let mut draining = process("night", 4715, "carol", "a.out");
     draining.state = "draining";
+    (draining.share, draining.host) = (None, None);
     draining.gpu.as_mut().expect("a GPU").0 = id(1);
     let mut young = process("lab", 4716, "alice", "nvidia-smi");
-    young.gpu = None;
+    (young.gpu, young.share) = (None, None);
     Round {
         time: Timestamp::from_second(1_790_000_000).expect("a time"),
         gpus: vec![

@@ -47,6 +47,12 @@ pub struct Knobs {
     pub page_cache: AtomicU64,
     /// Not 0: NVML tells the memory of such GPUs.
     pub nvml_memory: AtomicU32,
+    /// The share of the time in which each GPU is busy, in percent.
+    pub busy: [AtomicU32; MAX_DEVICES],
+    /// The temperature of each GPU in degrees Celsius.
+    pub temperature: [AtomicU32; MAX_DEVICES],
+    /// The power that each GPU takes, in milliwatts.
+    pub power: [AtomicU32; MAX_DEVICES],
     /// How often the machine used more than the host has: no setting.
     pub overruns: AtomicU64,
     /// The bytes that a context takes.
@@ -141,6 +147,9 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_HOST_USED", "host-used"),
     ("GPULIMIT_SIM_PAGE_CACHE", "page-cache"),
     ("GPULIMIT_SIM_NVML_MEMORY", "nvml-memory"),
+    ("GPULIMIT_SIM_BUSY", "busy"),
+    ("GPULIMIT_SIM_TEMPERATURE", "temperature"),
+    ("GPULIMIT_SIM_POWER", "power"),
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
     ("GPULIMIT_SIM_CONTEXT_BYTES", "context-bytes"),
     ("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "first-launch-bytes"),
@@ -182,6 +191,8 @@ impl Knobs {
         for capacity in &self.capacity {
             capacity.store(85_017_493_504, Relaxed);
         }
+        self.temperature.iter().for_each(|it| it.store(35, Relaxed));
+        self.power.iter().for_each(|it| it.store(70_000, Relaxed));
         self.context_bytes.store(543_162_368, Relaxed);
         self.kill_lag.store(120, Relaxed);
         self.driver_version.store(13_000, Relaxed);
@@ -199,6 +210,13 @@ impl Knobs {
     pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
         let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
+        // A list with a number for each GPU. The last number stands for all further GPUs.
+        let each = || -> Result<Vec<u64>, String> {
+            let mut list: Vec<u64> = value.split(',').map(number).collect::<Result<_, _>>()?;
+            let last = *list.last().ok_or_else(bad)?;
+            list.resize(MAX_DEVICES, last);
+            Ok(list)
+        };
         match knob {
             "gpus" => {
                 let count = number(value)?;
@@ -208,13 +226,18 @@ impl Knobs {
                 self.devices.store(count as u32, Relaxed);
             }
             "capacity" => {
-                let sizes = value
-                    .split(',')
-                    .map(number)
-                    .collect::<Result<Vec<_>, _>>()?;
-                let last = *sizes.last().ok_or_else(bad)?;
-                for (index, capacity) in self.capacity.iter().enumerate() {
-                    capacity.store(*sizes.get(index).unwrap_or(&last), Relaxed);
+                for (capacity, bytes) in self.capacity.iter().zip(each()?) {
+                    capacity.store(bytes, Relaxed);
+                }
+            }
+            "busy" | "temperature" | "power" => {
+                let figures = match knob {
+                    "busy" => &self.busy,
+                    "temperature" => &self.temperature,
+                    _ => &self.power,
+                };
+                for (figure, value) in figures.iter().zip(each()?) {
+                    figure.store(value as u32, Relaxed);
                 }
             }
             "host-memory" => {

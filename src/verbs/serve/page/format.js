@@ -68,6 +68,15 @@ export function span(milliseconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;
 }
 
+/** Formats how long ago a time of the server was. */
+export function since(time) {
+  return span(time == null ? null : Date.now() - Date.parse(time));
+}
+
+export function percent(number) {
+  return number == null ? UNKNOWN : `${number} %`;
+}
+
 /** Formats the growth of a group's usage: `120.0 MiB/min, full in 34 min`. */
 export function growth(trend) {
   const rates = [

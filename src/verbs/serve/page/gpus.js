@@ -1,7 +1,7 @@
 // The GPUs: a bar each, with the memory of the top groups, of other processes, and what is free.
 
 import { attribute, byId, el, keyed, label, say } from "./dom.js";
-import { exact, foreign, gpuName, many, part, size } from "./format.js";
+import { count, exact, foreign, gpuName, many, part, size } from "./format.js";
 import { colour } from "./colours.js";
 import { State } from "./state.js";
 
@@ -39,22 +39,35 @@ function makeCard(gpu) {
     used: el("p", { class: "gpu-used" }),
     bar: el("div", { class: "stack", role: "img" }),
     limit: el("div", { class: "stack-limit", hidden: true }),
+    activity: el("p", { class: "note", hidden: true }),
     legend: el("ul", { class: "legend" }),
     note: el("p", { class: "note", hidden: true }),
   };
-  const { title, name, used, bar, limit, legend, note } = card.parts;
+  const { title, name, used, bar, limit, activity, legend, note } = card.parts;
   card.dataset.gpu = gpu.uuid;
   card.append(
     el("header", { class: "gpu-head" }, el("div", {}, title, name), used),
     el("div", { class: "stack-frame" }, bar, limit),
+    activity,
     legend,
     note,
   );
   return card;
 }
 
+/** Returns what NVML tells of a GPU's work: `Busy 97 %, 64 °C, 512 of 700 W, 1,980 MHz`. */
+function activityOf({ busy, temperature, power, power_limit: most, clock }) {
+  const figures = [
+    busy == null ? null : `Busy ${busy} %`,
+    temperature == null ? null : `${temperature} °C`,
+    power == null ? null : `${power}${most == null ? "" : ` of ${most}`} W`,
+    clock == null ? null : `${count(clock)} MHz`,
+  ];
+  return figures.filter(Boolean).join(", ");
+}
+
 function updateCard(card, gpu, state) {
-  const { title, name, used, bar, limit, legend, note } = card.parts;
+  const { title, name, used, bar, limit, activity, legend, note } = card.parts;
   say(title, `GPU ${gpuName(gpu)}`);
   label(name, foreign(gpu.name ?? ""), [gpu.bus, gpu.uuid].filter(Boolean).join(", "));
   const groups = parts(state, gpu);
@@ -91,6 +104,9 @@ function updateCard(card, gpu, state) {
     attribute(limit, "title", `The limits of the top groups add up to ${size(sum)}`);
   }
 
+  const work = activityOf(gpu);
+  activity.hidden = work === "";
+  say(activity, work);
   keyed(legend, all, (one) => one.id, makeEntry, updateEntry);
 
   const notes = [];

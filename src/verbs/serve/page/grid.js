@@ -1,7 +1,7 @@
 // A table that only has elements for the rows in view, so that thousands of rows stay fast.
 
 import { attribute, el, keyed, label, say } from "./dom.js";
-import { UNKNOWN, count, exact, foreign, size, span } from "./format.js";
+import { UNKNOWN, count, dateTime, exact, foreign, percent, since, size, span } from "./format.js";
 
 /** Rows that are made beyond the visible ones, above and below. */
 const SPARE = 6;
@@ -20,6 +20,13 @@ const UNITS = {
     number: true,
     text: (row) => size(value(row)),
     hint: (row) => exact(value(row)),
+  }),
+  Percent: (value) => ({ number: true, text: (row) => percent(value(row)) }),
+  // How long ago the time is.
+  Time: (value) => ({
+    number: true,
+    text: (row) => since(value(row)),
+    hint: (row) => value(row) && dateTime(new Date(value(row))),
   }),
   Count: (value) => ({ number: true, text: (row) => count(value(row)) }),
   Ms: (value) => ({ number: true, text: (row) => span(value(row)) }),

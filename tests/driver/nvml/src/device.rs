@@ -230,24 +230,36 @@ pub fn zero(handle: usize, out: Out<u32>) -> Answer {
     constant(handle, out, 0)
 }
 
+/// Writes the part of the time in which the GPU and its memory were busy, in percent.
 pub fn utilization(handle: usize, out: Out<[u32; 2]>) -> Answer {
-    constant(handle, out, [0, 0])
+    let (machine, gpu) = open_gpu(handle)?;
+    if device::instances(machine) > 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let busy = machine.knobs.busy[gpu].load(Relaxed);
+    Ok(out.put([busy, busy / 2])?)
 }
 
 pub fn temperature(handle: usize, _sensor: i32, out: Out<u32>) -> Answer {
-    constant(handle, out, 35)
+    let (machine, gpu) = open_gpu(handle)?;
+    Ok(out.put(machine.knobs.temperature[gpu].load(Relaxed))?)
 }
 
 pub fn power(handle: usize, out: Out<u32>) -> Answer {
-    constant(handle, out, 70_000)
+    let (machine, gpu) = open_gpu(handle)?;
+    Ok(out.put(machine.knobs.power[gpu].load(Relaxed))?)
 }
 
 pub fn power_limit(handle: usize, out: Out<u32>) -> Answer {
-    constant(handle, out, 700_000)
+    open_gpu(handle)?;
+    Ok(out.put(700_000)?)
 }
 
-pub fn clock(handle: usize, _kind: i32, out: Out<u32>) -> Answer {
-    constant(handle, out, 1980)
+/// Writes the clock of the processors, or of the memory (`NVML_CLOCK_MEM`), in MHz.
+pub fn clock(handle: usize, kind: i32, out: Out<u32>) -> Answer {
+    const MEMORY: i32 = 2;
+    open_gpu(handle)?;
+    Ok(out.put(if kind == MEMORY { 2619 } else { 1980 })?)
 }
 
 pub fn capability(handle: usize, major: Out<i32>, minor: Out<i32>) -> Answer {

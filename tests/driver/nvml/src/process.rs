@@ -1,8 +1,10 @@
 //! NVML's lists of the processes that hold GPU memory.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpulimit_sim::abi::{Out, linger};
+use gpulimit_sim::device;
 use gpulimit_sim::machine::Machine;
 use gpulimit_sim::process::{self, Holder, Viewer};
 
@@ -137,6 +139,39 @@ pub fn mps_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
 
 pub fn mps_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
     list(handle, count, infos, Mode::Mps, v3_stride(handle)?)
+}
+
+/// Writes an `nvmlProcessUtilizationSample_t` for each process: the processes of a GPU share the
+/// time in which it is busy evenly. A process that does nothing has a sample, too.
+pub fn utilization(handle: usize, samples: Out<u8>, count: Out<u32>, _since: u64) -> Answer {
+    /// Bytes of a sample: pid, time in microseconds since 1970, and four shares in percent.
+    const SAMPLE: usize = 32;
+    let (machine, unit) = open(handle)?;
+    let Unit::Gpu(gpu) = unit else {
+        return Err(Code::NOT_SUPPORTED);
+    };
+    if device::instances(machine) > 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let listed = listed(machine, unit, Mode::Compute);
+    let Some(parts) = u32::try_from(listed.len()).ok().filter(|parts| *parts > 0) else {
+        return Err(Code::NOT_FOUND);
+    };
+    let room = count.read()?;
+    count.put(parts)?;
+    if samples.is_null() || room < parts {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_micros() as u64);
+    let busy = machine.knobs.busy[gpu].load(Relaxed) / parts;
+    for (at, (pid, ..)) in listed.into_iter().enumerate() {
+        let sample = samples.at(at * SAMPLE);
+        sample.cast().put(pid)?;
+        sample.at(8).cast().put(now)?;
+        sample.at(16).cast().put([busy, busy / 2, 0, 0])?;
+    }
+    Ok(())
 }
 
 /// Writes the processes into an `nvmlProcessDetailList_v1_t`: version, mode, number of elements,

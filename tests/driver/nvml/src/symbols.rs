@@ -68,6 +68,8 @@ symbols! {
     nvmlDeviceGetMPSComputeRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>)
         => process::mps_v3;
     nvmlDeviceGetRunningProcessDetailList(device: usize, list: Out<u8>) => process::details;
+    nvmlDeviceGetProcessUtilization(device: usize, samples: Out<u8>, count: Out<u32>, since: u64)
+        => process::utilization;
     nvmlDeviceGetConfComputeMemSizeInfo(device: usize, info: Out<u8>) => device::unsupported_info;
     nvmlDeviceGetMigMode(device: usize, current: Out<u32>, pending: Out<u32>) => device::mig_mode;
     nvmlDeviceIsMigDeviceHandle(device: usize, answer: Out<u32>) => device::is_mig;

@@ -1,5 +1,6 @@
 //! The preloaded library between real processes and the simulated driver. See tests/README.md.
 
+mod activity;
 mod arrays;
 mod at_limit;
 mod callbacks;
