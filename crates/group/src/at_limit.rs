@@ -312,17 +312,14 @@ impl<'a> Request<'a, '_> {
         let charge = |spared| {
             for _ in 0..CHANGES {
                 let current = Current::new(self.member, self.pressure);
-                let answer = self.member.on_path(self.device, spared, |path| {
-                    (
-                        ledger::charge_ahead(path, self.bytes, &current, self.idle),
-                        path.iter().any(|level| level.protection.is_some()),
-                    )
-                });
+                let path = &self.member.whole_path(self.device, spared)[..self.member.levels.len()];
+                let charged = ledger::charge_ahead(path, self.bytes, &current, self.idle);
+                let is_protected = path.iter().any(|level| level.protection.is_some());
                 if !current.is_outdated() {
-                    return answer;
+                    return (charged, is_protected);
                 }
                 // The limits changed after the charge was granted, so undo the charge and retry.
-                if answer.0.is_ok() {
+                if charged.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
                 }

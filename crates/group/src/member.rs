@@ -293,9 +293,7 @@ impl Member {
 
     /// Charges `bytes` that the driver has already allocated, even above the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        self.on_path(device, Spared::Nothing, |path| {
-            ledger::charge_unchecked(path, bytes)
-        });
+        self.on_levels(device, |path| ledger::charge_unchecked(path, bytes));
     }
 
     /// Hands `bytes` that this process has charged over to a suspended process of the same group:
@@ -307,22 +305,18 @@ impl Member {
         bytes: u64,
         to: &Identity,
     ) -> Result<(), Unmoved> {
-        self.on_path(device, Spared::Nothing, |path| {
-            ledger::hand_over(path, bytes, to)
-        })
+        self.on_levels(device, |path| ledger::hand_over(path, bytes, to))
     }
 
     /// Charges bytes that the slot of another process counts, too, before that slot is emptied. See
     /// [`ledger::charge_moved`].
     pub fn charge_moved(&self, device: &MemberDevice, bytes: u64) -> bool {
-        self.on_path(device, Spared::Nothing, |path| {
-            ledger::charge_moved(path, bytes)
-        })
+        self.on_levels(device, |path| ledger::charge_moved(path, bytes))
     }
 
     /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
-        self.on_path(device, Spared::Nothing, ledger::note_usage);
+        self.on_levels(device, ledger::note_usage);
     }
 
     /// Uncharges `bytes`, after the driver has freed them.
@@ -358,9 +352,23 @@ impl Member {
         match self.levels.len() {
             1 => run(&self.path::<1>(device, spared)),
             2 => run(&self.path::<2>(device, spared)),
-            3 => run(&self.path::<3>(device, spared)),
-            deep => run(&self.path::<MAX_DEPTH>(device, spared)[..deep]),
+            deep => run(&self.whole_path(device, spared)[..deep]),
         }
+    }
+
+    /// Calls `run` with the levels of a rare operation that does not depend on free memory. Slower
+    /// than [`Self::on_path`], and a quarter of its code.
+    fn on_levels<T>(&self, device: &MemberDevice, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
+        run(&self.whole_path(device, Spared::Nothing)[..self.levels.len()])
+    }
+
+    #[inline(never)]
+    pub(super) fn whole_path(
+        &self,
+        device: &MemberDevice,
+        spared: Spared,
+    ) -> [Level<'_>; MAX_DEPTH] {
+        self.path(device, spared)
     }
 
     /// Returns the first `N` levels of a charge, from the process's own group upwards. Repeats the
@@ -560,7 +568,7 @@ impl Member {
 
     /// Restores this process's charge on the device where another process has lowered it.
     pub fn restore(&self, device: &MemberDevice) {
-        self.on_path(device, Spared::Nothing, ledger::restore);
+        self.on_levels(device, ledger::restore);
     }
 
     /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.

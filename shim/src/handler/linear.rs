@@ -376,28 +376,36 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     }
 }
 
-/// `cuMemFreeAsync` of a large allocation of `cuMemAlloc`, which the driver keeps until a
-/// synchronise call (measured). Returns `None` for other addresses.
+/// `cuMemFreeAsync` of an address that may be of `cuMemAlloc`, whose memory the driver keeps until a
+/// synchronise call (measured).
 #[cold]
-pub fn free_later(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
+#[inline(never)]
+pub fn free_later(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let blocks = &call.process.blocks;
-    let taken = (dptr.is_multiple_of(BLOCK)).then(|| blocks.take_large(dptr))??;
-    let device = call.process.device(taken.device).ok()?;
-    device.book.remove(Category::Linear, taken.bytes());
-    let before = (taken.exports > 0).then(|| device.hidden()).flatten();
+    if dptr.is_multiple_of(BLOCK)
+        && let Some(taken) = blocks.take_large(dptr)
+        && let Ok(device) = call.process.device(taken.device)
+    {
+        device.book.remove(Category::Linear, taken.bytes());
+        let before = (taken.exports > 0).then(|| device.hidden()).flatten();
+        let status = real.call();
+        if status == SUCCESS {
+            let_go(device, taken.bytes(), taken.exports, before);
+        } else {
+            blocks.enter_large(dptr, taken);
+            device.book.add(Category::Linear, taken.bytes());
+        }
+        return status;
+    }
     let status = real.call();
     if status == SUCCESS {
-        let_go(device, taken.bytes(), taken.exports, before);
-    } else {
-        blocks.enter_large(dptr, taken);
-        device.book.add(Category::Linear, taken.bytes());
+        leave_small_later(call, dptr);
     }
-    Some(status)
+    status
 }
 
 /// Forgets a small allocation of `cuMemAlloc` that `cuMemFreeAsync` has freed.
-#[cold]
-pub fn leave_small_later(call: Call, dptr: DevicePtr) {
+fn leave_small_later(call: Call, dptr: DevicePtr) {
     let blocks = &call.process.blocks;
     let (device, exports) = match blocks.take_shared(dptr) {
         Some(taken) if taken.last => (taken.device, taken.exports),

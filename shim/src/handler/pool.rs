@@ -455,17 +455,23 @@ pub fn free(
     dptr: DevicePtr,
     stream: Stream,
 ) -> Status {
-    let may_be_linear = call.process.blocks.may_have(dptr);
-    if may_be_linear && let Some(status) = linear::free_later(call, dptr, &|| real(dptr, stream)) {
-        return status;
+    match call.process.blocks.may_have(dptr) {
+        true => linear::free_later(call, dptr, &|| free_one(call, &real, dptr, stream)),
+        false => free_one(call, &real, dptr, stream),
     }
+}
+
+#[inline(always)]
+fn free_one(
+    call: Call,
+    real: &impl Fn(DevicePtr, Stream) -> Status,
+    dptr: DevicePtr,
+    stream: Stream,
+) -> Status {
     let lent = call.process.pools.lent.take(dptr);
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
-        if may_be_linear {
-            linear::leave_small_later(call, dptr);
-        }
     }
     if let Some(pool) = lent
         && (status != SUCCESS || capturing(call.symbol, stream))
