@@ -763,8 +763,8 @@ impl Pools {
         touched
     }
 
-    /// Returns the bytes that allocations of destroyed pools still use, and memory of `cuMemAlloc` that
-    /// `cuMemFreeAsync` has freed.
+    /// Returns the bytes that allocations of destroyed pools still use, and the memory of
+    /// `cuMemAlloc` that `cuMemFreeAsync` has freed.
     pub fn left_in_use(&self) -> u64 {
         self.left_in_use.load(Ordering::Relaxed)
     }

@@ -376,7 +376,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     }
 }
 
-/// `cuMemFreeAsync` of an address that may be of `cuMemAlloc`, whose memory the driver keeps until a
+/// `cuMemFreeAsync` of an address that may be of `cuMemAlloc`: the driver keeps such memory until a
 /// synchronise call (measured).
 #[cold]
 #[inline(never)]

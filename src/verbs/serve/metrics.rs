@@ -175,7 +175,8 @@ metrics! {
     };
     /// The events of the group by kind, without those of the groups below.
     "gpulimit_events_total": Groups(group, out) => {
-        for ((kind, name), count) in EventKind::ALL.iter().zip(group.ledger.events.iter().flatten()) {
+        let counts = group.ledger.events.iter().flatten();
+        for ((kind, name), count) in EventKind::ALL.iter().zip(counts) {
             // Only the trail of a root has this kind.
             if *kind != EventKind::Outside {
                 out.put(&[("event", name)], count);

@@ -52,8 +52,8 @@ pub struct Large {
     physical: u64,
 }
 
-/// Linear memory that `cuMemFreeAsync` has freed. It stays used until a synchronising call after the
-/// earlier work on the stream (measured, H200, 580.159.04).
+/// Linear memory that `cuMemFreeAsync` has freed. It stays used until a synchronising call after
+/// the earlier work on the stream (measured, H200, 580.159.04).
 struct Leaving {
     context: &'static Context,
     address: u64,

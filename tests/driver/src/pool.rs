@@ -299,8 +299,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Trims the pools of a GPU to their release thresholds, and ends what `cuMemFreeAsync` has begun,
-    /// as a synchronising driver call does.
+    /// Trims the pools of a GPU to their release thresholds, and ends what `cuMemFreeAsync` has
+    /// begun, as a synchronising driver call does.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         blocks::synchronize(device);

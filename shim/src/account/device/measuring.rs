@@ -103,8 +103,8 @@ impl Device {
         }
     }
 
-    /// Counts charged bytes as the driver's own that the program has freed, and that the driver gives
-    /// back at a later synchronise call, which measures again.
+    /// Counts charged bytes as the driver's own: the program has freed them, and the driver gives
+    /// them back at a later synchronise call, which measures again.
     pub fn let_go(&self, bytes: u64) {
         let (part, book) = (&self.driver_part, &self.book);
         let before = part.used();
