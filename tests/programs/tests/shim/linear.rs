@@ -278,7 +278,7 @@ fn the_32_bit_functions_are_charged() {
     world.judge_end(cap);
 }
 
-/// `cuMemFreeAsync` takes memory of `cuMemAlloc`, too. The driver keeps it until a synchronise call.
+/// `cuMemFreeAsync` takes memory of `cuMemAlloc`, which the driver keeps until a synchronise call.
 #[test]
 fn linear_memory_freed_in_a_stream_is_charged_until_the_driver_gives_it_back() {
     let cap = CONTEXT + 1000 * MIB;
