@@ -271,7 +271,11 @@ case $old in
 esac
 case :$PATH: in
     *:"$prefix/bin":*) ;;
-    *) echo "$prefix/bin is not in PATH: type export PATH=$prefix/bin:\$PATH" ;;
+    *)
+        echo "$prefix/bin is not in PATH. Type this here, and for other terminals add it to" \
+            "~/.profile and log in again:"
+        echo "  export PATH=$prefix/bin:\$PATH"
+        ;;
 esac
 echo "to see what works here, run: gpulimit doctor"
 echo "to remove gpulimit, run: $prefix/lib/gpulimit/install.sh --uninstall"

@@ -17,7 +17,7 @@ use std::ffi::{OsStr, OsString};
 /// (`=`), in a verb that takes settings; or an error (`` ` ``) in the place of a verb.
 fn meaning(word: &str) -> Option<&'static str> {
     Some(match word {
-        "status" | "stats" => "show",
+        "status" | "stats" | "list" => "show",
         "logs" => "events",
         "--memory" | "--limit" | "-m" => "--max",
         "--gpu" => "--device",
@@ -25,6 +25,9 @@ fn meaning(word: &str) -> Option<&'static str> {
         "tree" => "`gpulimit tree` is now `gpulimit show --tree`",
         "ls" => "`gpulimit ls` is now `gpulimit show --names`",
         "check" => "`gpulimit check` is now `gpulimit apply --check`",
+        "stop" => {
+            "`gpulimit kill GROUP` ends programs, `gpulimit suspend GROUP` frees their memory"
+        }
         "man" => "packages have manual pages: `man gpulimit-run`, or `gpulimit run --help`",
         "completions" => "packages have completions of shells: `scripts/package tar` makes them",
         "k8s-device-plugin" => "this is now the program `gpulimit-k8s-device-plugin`",
@@ -60,9 +63,15 @@ pub fn own(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
     if !words.iter().any(|word| parts(text(word)).0 == "--max") {
         words.splice(1..1, ["--max", "4G"].map(OsString::from));
     }
-    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-    let words = words.join(" ");
-    Err(format!("'{first}' is no verb: use `gpulimit {words}`"))
+    let words = quoted_all(words.iter());
+    Err(format!(
+        "'{first}' is no command of gpulimit: use `gpulimit {words}`"
+    ))
+}
+
+fn quoted_all<'a>(words: impl Iterator<Item = &'a OsString>) -> String {
+    let words: Vec<String> = words.map(|word| quoted(word)).collect();
+    words.join(" ")
 }
 
 fn text(word: &OsString) -> &str {
@@ -108,6 +117,11 @@ fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String
                 && options.contains(&"--interpreter");
         if is_run && is_size(name) && next == Some("--") {
             done.extend(["--max".into(), word.clone()]);
+        } else if is_run && is_size(name) && next.is_some() && program::find(word).is_none() {
+            let command = quoted_all(left);
+            return Err(format!(
+                "'{name}' is no program: use `gpulimit run --max {name} -- {command}`"
+            ));
         } else if word == "--" || is_rest {
             done.extend((word != "--" && !text(word).is_empty()).then(|| "--".into()));
             done.push(word.clone());
@@ -224,6 +238,7 @@ mod tests {
                 "set a suspended.max=64G suspended.max=max keep_free=1G",
             ),
             ("status -- a", "show -- a"),
+            ("list a", "show a"),
             ("stats a --gpu 0", "show a --device 0"),
             ("logs --json", "events --json"),
         ] {
@@ -234,7 +249,6 @@ mod tests {
     #[test]
     fn other_words_stay_for_the_parser() {
         for (given, own) in [
-            ("run 4G a", "run -- 4G a"),
             ("run max -- a", "run -- max -- a"),
             ("run 50 -- a", "run -- 50 -- a"),
             ("run -- 4G -- a", "run -- 4G -- a"),
@@ -264,12 +278,14 @@ mod tests {
             ("./a -x", "`gpulimit run --max 4G -- ./a -x`"),
             ("--max 2G a; b", "`gpulimit run --max 2G -- 'a;' b`"),
             ("-m2G --stat a", "`gpulimit run --max=2G --stat -- a`"),
+            ("run 4G a -x", "`gpulimit run --max 4G -- a -x`"),
             ("run --max 0.5 a", "50% or 512M?"),
             ("run max=0.25 a", "25% or 256M?"),
             ("run --keep-free 0.1 a", "10% or 102M?"),
             ("set a --high=0.1", "10% or 102M?"),
             ("rename a b", "`gpulimit create NEW --max SIZE`"),
             ("tree", "`gpulimit show --tree`"),
+            ("stop a", "`gpulimit kill GROUP`"),
         ] {
             let said = own_words(&words(given)).expect_err(given);
             assert!(said.contains(right), "{given}: {said}");

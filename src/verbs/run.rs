@@ -17,6 +17,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::mem;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use user::User;
@@ -222,7 +223,17 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
                 .with(NOT_FOUND)
         }
         ErrorKind::NotFound => {
-            failure("no such command in PATH: check the spelling, or give a path").with(NOT_FOUND)
+            let hint = match (Path::new(program).is_file(), &*name) {
+                (true, script) if script.ends_with(".py") => {
+                    format!("it is a file here: run `python3 {script}`")
+                }
+                (true, file) => format!("it is a file here: run `./{file}`"),
+                (false, "python") if program::find(OsStr::new("python3")).is_some() => {
+                    "there is a python3".to_owned()
+                }
+                (false, _) => "check the spelling, or give a path".to_owned(),
+            };
+            failure(&format!("no such command in PATH: {hint}")).with(NOT_FOUND)
         }
         ErrorKind::PermissionDenied => {
             failure("the file is not executable: check `ls -l`, or run it with its interpreter")

@@ -41,7 +41,7 @@ pub struct Share {
 impl Ledger {
     /// Returns how many bytes of these shares are uncharged, by `min` or by `low`. The shares are
     /// in the order of their child groups. Call before publishing a request, which then sees later
-    /// charges. Scans the slots once for each [`SHARES`] shares.
+    /// charges. Scans the slots once for each `SHARES` shares.
     pub fn untaken(&self, device: DeviceIndex, shares: &[Share], low: bool) -> u64 {
         let slots = &self.content().slots;
         let mut untaken = 0_u64;

@@ -197,7 +197,10 @@ fn again(now: &Now) -> Advice {
         false => "repeat the request",
     };
     let (need, left) = (gib(now.need), now.left());
-    let text = format!("{what}: {need} is needed, and {} is left now", gib(left));
+    let text = format!(
+        "{what}: at least {need} is needed, and {} is left now",
+        gib(left)
+    );
     Advice::new("again", "left", left, text)
 }
 
@@ -227,8 +230,8 @@ fn raise(now: &Now, full: &[Level]) -> Option<Advice> {
             Some((above, _)) => format!("gpulimit run --group {above}"),
             None => format!("{}gpulimit run", now.outside),
         };
-        let why = format!("its limit was {of}, and it lacked {lacking}");
-        let text = format!("start the program with {size}: {why}");
+        let why = format!("its limit was {of}, and this request lacked {lacking}");
+        let text = format!("start the program with {size} or more: {why}");
         (text, format!("{run} {set} -- COMMAND"))
     } else {
         let end = if now.has_ended { " to start again" } else { "" };

@@ -266,7 +266,8 @@ fn default_path() -> Result<PathBuf, Failure> {
         .map(|path| path.join("gpulimit.sock"))
         .ok_or_else(|| {
             Failure::usage(
-                "XDG_RUNTIME_DIR is no absolute path: say where to listen, with --listen unix:PATH",
+                "XDG_RUNTIME_DIR names no directory for the socket: say where to listen, as in \
+                 `gpulimit serve --listen unix:/tmp/gpulimit.sock`",
             )
         })
 }

@@ -456,6 +456,22 @@ def pool_then_linear() -> Turns:
     must("cuMemPoolTrimTo", pool, c_size_t(0))
 
 
+@way("freed-async-then-linear")
+def freed_async_then_linear() -> Turns:
+    """Frees linear memory in a stream, which the driver keeps until a synchronise call, then takes
+    as much memory in another way.
+    """
+    queue, held = stream(), []
+    for _ in range(20):
+        address = c_uint64()
+        must("cuMemAlloc_v2", byref(address), c_size_t(128 * MIB))
+        held.append(address)
+    for address in held:
+        must("cuMemFreeAsync", address, queue)
+    yield from linear(lambda _: ODD)
+    must("cuStreamSynchronize", queue)
+
+
 # ---- graphs
 
 
