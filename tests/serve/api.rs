@@ -1,6 +1,6 @@
 //! The JSON of the server is that of the verbs.
 
-use super::rig::{GIB, Rig, charge, refuse};
+use super::rig::{GIB, Rig, charge, refuse, steady};
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, Selector};
 use gpulimit_support::wait_until;
@@ -48,8 +48,8 @@ fn the_state_is_what_show_and_ps_print() {
     assert_eq!(state["groups"], rig.shown(&["show", "--json"])["groups"]);
     assert_eq!(state["groups"].as_array().unwrap().len(), 3);
     assert_eq!(
-        state["processes"],
-        rig.shown(&["ps", "--json"])["processes"]
+        steady(&state["processes"]),
+        steady(&rig.shown(&["ps", "--json"])["processes"])
     );
     assert_eq!(state["processes"].as_array().unwrap().len(), 3);
     let gpu = &state["gpus"][0];
@@ -77,6 +77,12 @@ fn the_state_is_what_show_and_ps_print() {
         "outsiders",
         "outside_unsure",
         "limits",
+        "busy",
+        "temperature",
+        "power",
+        "power_limit",
+        "clock",
+        "memory_clock",
     ];
     assert_eq!(names, all);
 }

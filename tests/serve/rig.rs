@@ -112,6 +112,15 @@ impl Rig {
     }
 }
 
+/// Returns the processes without their memory on the host, which changes all the time.
+pub fn steady(processes: &Value) -> Value {
+    let mut processes = processes.clone();
+    for process in processes.as_array_mut().expect("a list") {
+        process["host"].take();
+    }
+    processes
+}
+
 /// Charges these bytes, which must fit.
 pub fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
     member

@@ -132,31 +132,29 @@ impl Request<'_, '_> {
 
     /// Leaves the living processes to kill, in this order.
     fn choose(&self, processes: &mut Vec<ProcessUsage>, level: usize, oom: Oom, own: &Identity) {
-        let index = self.device.index[level];
-        processes.retain(|process| process.alive);
+        let is_own = |one: &ProcessUsage| one.identity.key() == own.key();
         match oom {
             Oom::None => processes.clear(),
             Oom::KillLargest => {
-                order::sort_by(processes, |a, b| uses(a, index) > uses(b, index));
+                let index = self.device.index[level];
+                let place = |one: &ProcessUsage| (!one.alive, uses(one, index));
+                order::sort_by(processes, |a, b| place(a) > place(b));
                 // A process never kills itself, nor a smaller one. Its request is refused instead.
-                let is_own = |one: &ProcessUsage| one.identity.key() == own.key();
                 processes.truncate(processes.iter().position(is_own).unwrap_or(processes.len()));
                 let gained = self.retain_useful(processes, level);
-                processes.truncate(if self.fits_without(level, gained) {
-                    1
-                } else {
-                    0
-                });
+                let fits = self.fits_without(level, gained);
+                processes.truncate(usize::from(fits));
             }
             // Kill this process last, so that it can kill the other processes first.
-            Oom::KillGroup => order::sort_by(processes, |a, b| {
-                a.identity.key() != own.key() && b.identity.key() == own.key()
-            }),
+            Oom::KillGroup => {
+                processes.retain(|process| process.alive);
+                order::sort_by(processes, |a, b| !is_own(a) && is_own(b));
+            }
         }
     }
 
-    /// Leaves the processes whose end gives the group at `level` room, and returns how much all
-    /// give. What a child group protects stays kept for it when its processes end.
+    /// Leaves the living processes whose end gives the group at `level` room. Returns what all give,
+    /// with the dead ones. What a child group protects stays kept for it when its processes end.
     fn retain_useful(&self, processes: &mut Vec<ProcessUsage>, level: usize) -> u64 {
         let (station, index) = (self.station(level), self.device.index[level]);
         let (mut groups, mut gained) = (Vec::<(u64, u64)>::new(), 0u64);
@@ -170,7 +168,7 @@ impl Request<'_, '_> {
             let gives = uses(process, index).min(groups[at].1);
             groups[at].1 -= gives;
             gained = gained.saturating_add(gives);
-            gives > 0
+            process.alive && gives > 0
         });
         gained
     }

@@ -79,8 +79,7 @@ fn programs_survive_an_upgrade_and_the_removal() {
     let to = ["--prefix", prefix.to_str().expect("text")];
     let said = done(&old, &to);
     assert!(
-        said.contains(&format!("installed gpulimit {OLD} in "))
-            && said.contains("type export PATH="),
+        said.contains(&format!("installed gpulimit {OLD} in ")) && said.contains("  export PATH="),
         "{said}"
     );
     let installation = Installation {

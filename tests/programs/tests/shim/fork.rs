@@ -73,7 +73,7 @@ fn a_child_that_outlives_its_parent_keeps_the_parents_memory() {
     assert!(eventually(|| world.machine().used() < 1000 * MIB));
     next.expect(&[("alloc a 3000M", "0")]);
     world.judge(CAP);
-    next.end_quietly();
+    next.end();
     world.judge_end(CAP);
 }
 
