@@ -153,8 +153,8 @@ impl Request<'_, '_> {
         }
     }
 
-    /// Leaves the living processes whose end gives the group at `level` room. Returns what all give,
-    /// with the dead ones. What a child group protects stays kept for it when its processes end.
+    /// Leaves the living processes whose end gives the group at `level` room. Returns what all
+    /// give, with the dead ones. What a child group protects stays kept when its processes end.
     fn retain_useful(&self, processes: &mut Vec<ProcessUsage>, level: usize) -> u64 {
         let (station, index) = (self.station(level), self.device.index[level]);
         let (mut groups, mut gained) = (Vec::<(u64, u64)>::new(), 0u64);
