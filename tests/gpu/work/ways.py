@@ -456,8 +456,8 @@ def pool_then_linear() -> Turns:
     must("cuMemPoolTrimTo", pool, c_size_t(0))
 
 
-@way("freed-async-then-linear")
-def freed_async_then_linear() -> Turns:
+@way("freed-async")
+def freed_async() -> Turns:
     """Frees linear memory in a stream, which the driver keeps until a synchronise call, then takes
     as much memory in another way.
     """

@@ -87,6 +87,27 @@ fn destroying_a_context_frees_all_its_memory() {
     });
 }
 
+/// Measured on an H200, 580.159.04.
+#[test]
+fn linear_memory_freed_in_a_stream_stays_until_a_synchronising_call() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let before = used();
+        for bytes in [1_000, 3 * MIB] {
+            let address = cuda.alloc(bytes).expect("memory") as usize;
+            assert_eq!(cuda.call("cuMemFreeAsync", &[address, 0]), 0);
+            assert!(used() > before);
+            assert_eq!(cuda.call("cuMemFreeAsync", &[address, 0]), 1);
+            assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+            assert_eq!(used(), before);
+        }
+        let managed = cuda.get("cuMemAllocManaged", &[1 << 20, 1]);
+        let managed = managed.expect("an address") as usize;
+        assert_eq!(cuda.call("cuMemFreeAsync", &[managed, 0]), 801);
+        assert_eq!(cuda.call("cuMemFree_v2", &[managed]), 0);
+    });
+}
+
 #[test]
 fn a_captured_allocation_takes_no_memory() {
     alone(&[], |cuda| {
