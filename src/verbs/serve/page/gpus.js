@@ -111,7 +111,8 @@ function updateCard(card, gpu, state) {
 
   const notes = [];
   if (gpu.outsiders > 0) {
-    notes.push(`In no group: ${gpu.outsiders} processes with ${size(gpu.outside)}.`);
+    const processes = gpu.outsiders === 1 ? "process" : "processes";
+    notes.push(`In no group: ${gpu.outsiders} ${processes} with ${size(gpu.outside)}.`);
     if (gpu.outside_unsure > 0) {
       notes.push(`${size(gpu.outside_unsure)} of it may be in groups that the server cannot read.`);
     }
