@@ -117,7 +117,12 @@ fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String
                 && options.contains(&"--interpreter");
         if is_run && is_size(name) && next == Some("--") {
             done.extend(["--max".into(), word.clone()]);
-        } else if is_run && is_size(name) && next.is_some() && program::find(word).is_none() {
+        } else if is_run
+            && is_size(name)
+            && done.len() == 1
+            && next.is_some()
+            && program::find(word).is_none()
+        {
             let command = quoted_all(left);
             return Err(format!(
                 "'{name}' is no program: use `gpulimit run --max {name} -- {command}`"
@@ -249,6 +254,7 @@ mod tests {
     #[test]
     fn other_words_stay_for_the_parser() {
         for (given, own) in [
+            ("run --maxx 4G a", "run --maxx -- 4G a"),
             ("run max -- a", "run -- max -- a"),
             ("run 50 -- a", "run -- 50 -- a"),
             ("run -- 4G -- a", "run -- 4G -- a"),
