@@ -89,8 +89,8 @@ impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { refusal, asked, .. } = *self;
         write!(f, "refused {} of {}", self.name, gib(asked))?;
-        // A pool grows in steps.
-        if refusal.bytes > asked {
+        // A pool grows in steps, for which what is left can be too little.
+        if refusal.bytes > asked && refusal.left >= asked {
             write!(f, ", which takes {},", gib(refusal.bytes))?;
         }
         write!(f, " on GPU {}: ", self.gpu)?;

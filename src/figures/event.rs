@@ -220,7 +220,7 @@ impl Line {
             cause: trail.cause.unwrap_or_default(),
             ..Refusal::default()
         };
-        let mut text = match refusal.bytes > what.bytes {
+        let mut text = match refusal.bytes > what.bytes && refusal.left >= what.bytes {
             true => format!("that takes {}: {refusal}", gib(refusal.bytes)),
             false => refusal.to_string(),
         };
