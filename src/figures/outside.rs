@@ -7,6 +7,7 @@
 
 use super::fields::{fields, left, right};
 use super::place;
+use super::processes::user;
 use crate::groups;
 use crate::machine::child::What;
 use crate::machine::look::{self, Candidate};
@@ -187,7 +188,7 @@ fn of(pid: u32, gpu: DeviceId, bytes: Option<u64>, facts: Option<Candidate>) -> 
     // These files never keep the reader waiting.
     let status = proc::status(pid).unwrap_or_default();
     let field = |name| proc::field(&status, name);
-    let uid = field("Uid").and_then(|uid| uid.split_whitespace().next()?.parse().ok());
+    let uid = user(&status);
     let command = facts.as_ref().and_then(|facts| facts.command.clone());
     let late = || {
         (

@@ -304,7 +304,7 @@ fn of(
 /// Returns the user of a process as the caller sees it, by `/proc/PID/status`. The ledger has the
 /// number that the process has in its own user namespace, where users number themselves as they
 /// like.
-fn user(status: &str) -> Option<u32> {
+pub(super) fn user(status: &str) -> Option<u32> {
     let users = proc::field(status, "Uid")?;
     users.split_whitespace().next()?.parse().ok()
 }

@@ -311,7 +311,7 @@ fn record(group: &Group, ledger: &Ledger, changes: &Changes, now: &LimitSet) {
         max,
     };
     group.record(ledger, &happening, Details::default());
-    // What they charge can depend on the limits (`count_context`).
+    // `count_context` decides whether members charge their contexts: they look at it when called.
     ledger.call_members();
 }
 

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// The name of the hidden verb with which gpulimit starts its child processes.
 pub const VERB: &str = "__probe";
 
-/// What a child process is asked.
+/// The question that a child process answers.
 #[derive(Copy, Clone, clap::ValueEnum)]
 pub enum What {
     /// The version of the CUDA driver, and whether the driver works.

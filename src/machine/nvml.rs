@@ -36,7 +36,7 @@ pub struct Gpu {
     pub instances: Option<Vec<DeviceId>>,
 }
 
-/// What a GPU does; `None` is what NVML does not tell.
+/// How busy and how hot a GPU is. A figure that NVML does not tell is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Activity {
     /// The part of the last moments in which a kernel ran, in percent.

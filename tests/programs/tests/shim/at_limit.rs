@@ -378,7 +378,8 @@ fn kill_largest_refuses_the_largest_process_itself() {
     world.judge_end(cap);
 }
 
-/// What `min` keeps for a child group stays kept when its processes end, so their end is no help.
+/// `min` keeps memory for a child group even after its processes have ended. So killing them makes
+/// no room for others.
 #[test]
 fn kill_largest_kills_only_processes_whose_end_helps() {
     let cap = 3 * CONTEXT + 600 * MIB;
