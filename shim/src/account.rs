@@ -65,6 +65,7 @@ use crate::driver::gate::{self, Door};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::membership::{self, Failed};
 use crate::message;
+use crate::refusal::Refused;
 use arrays::Arrays;
 use blocks::Blocks;
 use captures::Captures;
@@ -451,6 +452,12 @@ impl Process {
         self.devices()
             .filter(|device| device.contexts.count() > 0)
             .collect()
+    }
+
+    /// Refuses to import or open memory of another process: see [`Device::may_import`].
+    pub fn may_import(&'static self, symbol: &'static str) -> Result<(), Refused> {
+        self.devices()
+            .try_for_each(|device| device.may_import(symbol))
     }
 }
 

@@ -566,6 +566,15 @@ impl Member {
         self.stations(device).any(has)
     }
 
+    /// Returns whether a group uses more of the device than its limit.
+    pub fn is_above(&self, device: &MemberDevice) -> bool {
+        self.stations(device).any(|(station, index)| {
+            let usage = station.ledger.usage(index);
+            let used = usage.charged.saturating_sub(usage.idle);
+            used.saturating_add(station.beyond(index)) > station.max(device, index)
+        })
+    }
+
     /// Restores this process's charge on the device where another process has lowered it.
     pub fn restore(&self, device: &MemberDevice) {
         self.on_levels(device, ledger::restore);

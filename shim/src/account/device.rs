@@ -185,6 +185,7 @@ impl Device {
     /// Charges the bytes of `request` to the group, and counts them as in use from the start.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        self.watch_inherited();
         let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
         };
@@ -196,6 +197,7 @@ impl Device {
 
     /// Charges the bytes of `request` in advance: they count as idle until they come into use.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        self.watch_inherited();
         let charged = self.charge_for_driver(request);
         self.note_asked();
         charged

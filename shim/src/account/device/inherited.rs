@@ -3,10 +3,12 @@
 
 use std::sync::atomic::Ordering;
 
+use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Category;
 
 use super::Device;
-use crate::account::{Process, shared};
+use crate::account::{BLOCK, Process, shared};
+use crate::refusal::Refused;
 
 impl Device {
     /// Returns the bytes in use on the GPU that NVML attributes to no process; `None` where NVML
@@ -30,6 +32,34 @@ impl Device {
     #[inline]
     pub(super) fn may_inherit(&self) -> bool {
         self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
+    }
+
+    /// Charges memory that NVML has come to attribute to this process, so that the next request
+    /// counts it. Call where the thread holds no lock.
+    #[inline]
+    pub(super) fn watch_inherited(&self) {
+        if self.may_inherit() {
+            self.inherit();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn inherit(&self) {
+        let _undisturbed = Undisturbed::new();
+        self.measure();
+    }
+
+    /// Refuses to import or open memory of another process while a group has more than its limit
+    /// allows. Such memory is not charged as long as its owner holds it, and may be this process's
+    /// at any time afterwards.
+    pub fn may_import(&self, symbol: &'static str) -> Result<(), Refused> {
+        self.watch_inherited();
+        self.watch_others();
+        match self.book.member.is_above(&self.book.device) {
+            true => Err(self.refuse(symbol, BLOCK, None)),
+            false => Ok(()),
+        }
     }
 
     /// Records that this process has released shared memory of `size` bytes. The charged part
