@@ -355,6 +355,20 @@ impl Process {
         self.device(self.current_ordinal()?)
     }
 
+    /// Does the work of [`Process::stream_device`] outside of a hook and without a lock. Returns
+    /// `None` where that needs more, and for a device that was not used yet.
+    #[inline(always)]
+    pub fn stream_device_at_once(&'static self, stream: Stream) -> Option<&'static Device> {
+        let ordinal = match self.count.load(Ordering::Relaxed) {
+            1 => 0,
+            _ if stream <= 2 && inside::get() == 0 => {
+                inside::outermost(|| answer(cuda::cuCtxGetDevice)).ok()?
+            }
+            _ => return None,
+        };
+        self.place(ordinal)?.get()
+    }
+
     /// Returns the device that is charged for the driver's memory on the host: the current one, if
     /// it shares the host's memory.
     pub fn host_payer(&'static self) -> Option<Ordinal> {

@@ -331,6 +331,12 @@ impl Device {
         self.current_pool.get(&self.process.pools, self.ordinal)
     }
 
+    /// Returns the current pool of this device if the driver was asked for it.
+    #[inline(always)]
+    pub fn known_pool(&self) -> Option<&'static Pool> {
+        self.current_pool.known()
+    }
+
     /// Forgets the current pool of this device; the next use asks the driver for it again.
     pub fn forget_current_pool(&self) {
         self.current_pool.set(None);
