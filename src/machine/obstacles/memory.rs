@@ -221,6 +221,11 @@ mod tests {
         assert_eq!(path_of(cgroup, "memory"), Some("/b:c"));
         assert_eq!(path_of(cgroup, "cpuacct"), Some("/a"));
         assert_eq!(path_of(cgroup, ""), None);
+        let mounts = "31 30 0:31 / /sys/fs/cgroup/both rw - cgroup cgroup rw,freezer,memory\n";
+        for controller in ["freezer", "memory"] {
+            let found = directories(mounts, cgroup, controller);
+            assert_eq!(found.first(), Some(&"/sys/fs/cgroup/both/b:c".into()));
+        }
     }
 
     #[test]
