@@ -194,13 +194,9 @@ impl<'a> Line<'a> {
 
 impl Mine {
     fn of(group: &Group, devices: &[Selector], driver: Option<&Driver>) -> Result<Self, Failure> {
-        let view = |group: Group| {
-            let name = group.name().to_owned();
-            View::cleaned(group, name, driver)
-        };
-        let own = view(group.clone())?;
+        let own = View::cleaned(group.clone(), driver)?;
         let above: Vec<View> = (group.upwards().skip(1))
-            .filter_map(|group| view(group).ok())
+            .filter_map(|group| View::cleaned(group, driver).ok())
             .collect();
         let waiters = Waiters::of(slice::from_ref(&own), driver);
         let mut figures = Figures::of(&own, &waiters, driver);
