@@ -29,7 +29,6 @@ pub mod maps;
 pub mod obstacles;
 mod ongoing;
 pub mod openings;
-pub mod packed;
 pub mod peaks;
 pub mod pools;
 pub mod registration;

@@ -31,9 +31,6 @@ pub struct Book {
     pub(super) member: &'static Member,
     pub(super) device: MemberDevice,
     used: [AtomicU64; Category::COUNT],
-    /// Bytes of the driver's own memory in which small arrays lie. The ledger shows these bytes as
-    /// arrays.
-    packed: AtomicU64,
     /// The total of the bytes that were ever passed to [`Book::remove`].
     removed: AtomicU64,
     idle: AtomicI64,
@@ -52,7 +49,6 @@ impl Book {
             member,
             device,
             used: Default::default(),
-            packed: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
             idle_changes: AtomicU64::new(0),
@@ -231,19 +227,9 @@ impl Book {
 
     fn show(&self, category: Category) {
         publish(
-            || self.shown(category),
+            || self.used(category),
             |bytes| self.member.publish(&self.device, category, bytes),
         );
-    }
-
-    fn shown(&self, category: Category) -> u64 {
-        let used = self.used(category);
-        let packed = self.packed.load(Ordering::Acquire);
-        match category {
-            Category::Arrays => used + packed,
-            Category::Driver => used.saturating_sub(packed),
-            _ => used,
-        }
     }
 
     fn used(&self, category: Category) -> u64 {
@@ -255,14 +241,6 @@ impl Book {
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
-        }
-    }
-
-    /// Sets how many bytes of the driver's own memory hold small arrays.
-    pub fn set_packed(&self, bytes: u64) {
-        if self.packed.swap(bytes, Ordering::AcqRel) != bytes {
-            self.show(Category::Arrays);
-            self.show(Category::Driver);
         }
     }
 
@@ -332,7 +310,7 @@ impl Book {
     fn reclaimable(&self, idle: u64) -> u64 {
         // Only the driver knows how many bytes of pools and graphs are unused. So all these bytes
         // count as reclaimable.
-        let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
+        let reserves = self.used(Category::Pools) + self.used(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
