@@ -118,7 +118,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
 /// Returns the bytes of an array of this shape; `None` if the driver does not tell or no limit
 /// applies.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
-    let is_unlimited = device.book.max() == u64::MAX && device.book.keep_free() == 0;
+    let is_unlimited = device.book.group.max() == u64::MAX && device.book.keep_free() == 0;
     if is_unlimited
         || !has::cuArrayGetMemoryRequirements()
         || !has::cuMipmappedArrayGetMemoryRequirements()

@@ -11,11 +11,11 @@ const GPU: DeviceId = DeviceId::gpu([7; 16]);
 fn enter(group: &Scratch) -> Book {
     let member = group.member();
     let device = member.device(GPU, 1000 * MIB);
-    Book::new(0, member, device.expect("a device"))
+    Book::new(0, device.expect("a device"))
 }
 
 fn shown(book: &Book, category: Category) -> u64 {
-    let ledger = book.member.ledger();
+    let ledger = book.group.member().ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known")).by[category as usize]
 }
 
