@@ -29,7 +29,6 @@ pub mod maps;
 pub mod obstacles;
 mod ongoing;
 pub mod openings;
-pub mod packed;
 pub mod peaks;
 pub mod pools;
 pub mod registration;
@@ -256,7 +255,7 @@ impl Process {
         let Some(device) = last.filter(|device| time(device) != 0) else {
             return;
         };
-        let is_first = || device.book.member().is_first_to_explain();
+        let is_first = || device.book.group.member().is_first_to_explain();
         if membership::is_quiet() || !is_first() {
             return;
         }

@@ -191,7 +191,7 @@ fn tree(ground: &Ground) -> (Vec<Running>, Guarded, BTreeSet<String>) {
     let device = member
         .device(DeviceId::gpu([1; 16]), 1 << 30)
         .expect("room");
-    member.set_context_hint(&device, 256 << 20);
+    device.set_context_hint(256 << 20);
     member.remember_image(&[1; 32], [1, 2, 3, 4]);
     drop(member);
     let library = crate::library::library(ground, "libgpulimit.so");

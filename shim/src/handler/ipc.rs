@@ -28,7 +28,7 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             && export.first
             && let Ok(device) = call.process.device(export.device)
         {
-            device.book.mark_shared(export.bytes);
+            device.book.group.mark_shared(export.bytes as i64);
         }
         export.is_some()
     };

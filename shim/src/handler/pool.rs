@@ -726,16 +726,9 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
             call.process.release_lent();
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
-            let before = device.driver_part.used();
-            let held = known.close(&device.book);
-            if device.measure_fails() {
-                // Allocations of the pool may be left.
-                device.assume(held as i64);
-            }
-            device.book.uncharge_idle(held);
+            // Allocations of the pool may be left.
+            device.let_go_idle(known.close(&device.book));
             uncharge_excess(&device.book, false);
-            let left = device.driver_part.used().saturating_sub(before);
-            call.process.pools.note_left_in_use(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),
         _ => {}

@@ -111,7 +111,7 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     if let Some((ordinal, bytes @ 1..)) = known
         && let Ok(device) = call.process.device(ordinal)
     {
-        device.book.mark_shared(bytes);
+        device.book.group.mark_shared(bytes as i64);
     }
     let status = real.call();
     // If the memory was freed meanwhile, its obstacle has ended already. Memory that gpulimit does
