@@ -551,18 +551,18 @@ impl<'a> MemberDevice<'a> {
         made_room
     }
 
+    /// Returns whether a group uses more of the device than its limit.
+    pub fn is_above(&self) -> bool {
+        self.levels().any(|at| {
+            let usage = at.ledger.usage(at.index);
+            let used = usage.charged.saturating_sub(usage.idle);
+            used.saturating_add(at.beyond()) > at.max()
+        })
+    }
+
     /// Returns whether members held more than their charges when this process last looked.
     pub fn has_uncovered(&self) -> bool {
         self.levels().any(|at| at.beyond() > 0)
-    }
-
-    /// Returns whether a group uses more of the device than its limit.
-    pub fn is_above(&self, device: &MemberDevice) -> bool {
-        self.stations(device).any(|(station, index)| {
-            let usage = station.ledger.usage(index);
-            let used = usage.charged.saturating_sub(usage.idle);
-            used.saturating_add(station.beyond(index)) > station.max(device, index)
-        })
     }
 
     /// Restores this process's charge on the device where another process has lowered it.

@@ -56,7 +56,7 @@ impl Device {
     pub fn may_import(&self, symbol: &'static str) -> Result<(), Refused> {
         self.watch_inherited();
         self.watch_others();
-        match self.book.member.is_above(&self.book.device) {
+        match self.book.group.is_above() {
             true => Err(self.refuse(symbol, BLOCK, None)),
             false => Ok(()),
         }
