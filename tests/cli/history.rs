@@ -195,7 +195,7 @@ pub struct Ring {
     periods: u64,
 }
 
-const FIRST: u64 = (4 + 512 + 8_192 + 16) * 4_096;
+const FIRST: u64 = (4 + 512 + 8_192 + 32) * 4_096;
 pub const SECONDS: Ring = Ring {
     at: FIRST,
     length: 1,

@@ -154,7 +154,7 @@ fn a_ledger_of_format_2_is_named_with_a_remedy() {
     fs::write(&path, bytes).expect("written");
     let file = fs::OpenOptions::new().write(true).open(&path);
     file.expect("there").set_len(preface[7]).expect("grown");
-    let said = "lab/ledger: the file has layout version 2, but this gpulimit reads version 5; use \
+    let said = "lab/ledger: the file has layout version 2, but this gpulimit reads version 6; use \
                 one version of gpulimit for all members, or create the group again";
     for verb in ["show", "ps", "events", "get", "kill"] {
         let error = place.refused(1, &[verb, "lab"]);

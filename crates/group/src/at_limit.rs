@@ -66,7 +66,8 @@ impl<'a> MemberDevice<'a> {
         charge(*self, bytes, pressure, insistence, &())
     }
 
-    /// Does the same as [`Member::charge`], and adds the bytes to `idle`: they are not in use yet.
+    /// Does the same as [`MemberDevice::charge`], and adds the bytes to `idle`: they are not in use
+    /// yet.
     pub fn charge_ahead(
         &self,
         bytes: u64,

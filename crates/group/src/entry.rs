@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 impl<'a> MemberDevice<'a> {
     /// Waits until this process may make its first context on the device, where its groups make
-    /// requests wait. `bytes`: what the context takes. Call [`MemberDevice::stay`] when it is made, and
-    /// [`MemberDevice::turn_back`] if it is not.
+    /// requests wait. `bytes`: what the context takes. Call [`MemberDevice::stay`] when it is made,
+    /// and [`MemberDevice::turn_back`] if it is not.
     ///
     /// With [`Insistence::Within`], only waits for what is kept for the job of this process, and
     /// keeps it as long as this membership lasts.

@@ -83,7 +83,7 @@ pub(super) struct Station {
     /// The ledger's number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
     /// For each device, the bytes that other members held beyond their charges when this process
-    /// last looked: see [`Member::look_at_others`]. No other process can change them.
+    /// last looked: see [`MemberDevice::look_at_others`]. No other process can change them.
     uncovered: [AtomicU64; MAX_DEVICES],
 }
 
@@ -362,7 +362,7 @@ impl<'a> MemberDevice<'a> {
         !self.member.has_waiters() && self.try_sparing(Spared::High, bytes, idle)
     }
 
-    /// Does the work of [`Member::try_charge_ahead`], and does not look at who waits.
+    /// Does the work of [`MemberDevice::try_charge_ahead`], and does not look at who waits.
     pub(super) fn try_sparing(&self, spared: Spared, bytes: u64, idle: &dyn Idle) -> bool {
         self.on_path(spared, |path| ledger::try_charge_ahead(path, bytes, idle))
     }
@@ -451,7 +451,7 @@ impl<'a> MemberDevice<'a> {
 
     /// Returns the bytes that the process's groups keep free on the device, and the level of the
     /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
-    /// own rule holds, which [`Member::keep_by_default`] has set.
+    /// own rule holds, which [`MemberDevice::keep_by_default`] has set.
     pub fn keep_free(&self) -> Option<(u64, usize)> {
         let mut most = None;
         for (level, at) in self.levels().enumerate() {
@@ -654,7 +654,7 @@ impl<'a> MemberDevice<'a> {
     }
 
     /// Turns `bytes` of this process's charge into orphans: freed shared memory that another member
-    /// may still use. See [`Member::release_orphans`].
+    /// may still use. See [`MemberDevice::release_orphans`].
     pub fn orphan(&self, bytes: u64) {
         self.each_slot(|slot, index| slot.orphan(index, bytes));
     }

@@ -216,8 +216,8 @@ impl Device {
         Ok(Charged::new(self, request.bytes, true))
     }
 
-    /// Waits until this process may make its first context, which takes `bytes`: see
-    /// [`MemberDevice::enter`](gpulimit_group::MemberDevice::enter). Does not wait on when another thread has made one.
+    /// Waits until this process may make its first context, which takes `bytes`: see `enter` of
+    /// the book's group. Does not wait on when another thread has made one.
     pub fn enter_group(&self, symbol: &'static str, bytes: u64) -> Result<Entered<'_>, Refused> {
         locks::assert_none_held();
         let is_first = || self.contexts.count() == 0;
