@@ -62,7 +62,7 @@ pub fn patience() -> Duration {
 
 /// The most allocations in a row after which the pool's reserved bytes are not read. The bound
 /// limits unexpected growth.
-const UNSEEN: u32 = 63;
+const UNSEEN: u32 = 255;
 
 #[derive(Default)]
 struct State {
