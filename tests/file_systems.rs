@@ -199,17 +199,13 @@ fn holds_groups(place: &Path) {
     let ledger = ledger.expect("opened");
     let member = Member::join(&groups, "lab").expect("joined");
     let device = member.device(GPU, 80 * GIB).expect("known");
-    let charge = |bytes| {
-        member
-            .charge(&device, bytes, &Nothing, Insistence::Full)
-            .is_ok()
-    };
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full).is_ok();
     assert!(charge(3 * GIB) && !charge(2 * GIB));
     assert!(ledger.has_live());
     assert_eq!(seen(&root), (1, 3 * GIB));
     let (fine, said) = gpulimit(&root, &["set", "lab", "max=6G"]);
     assert!(fine, "{said}");
-    assert_eq!(member.max(&device), 6 * GIB);
+    assert_eq!(device.max(), 6 * GIB);
     assert!(charge(2 * GIB));
     let (removed, _) = gpulimit(&root, &["rm", "lab"]);
     assert!(!removed, "a group with a program was removed");

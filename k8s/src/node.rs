@@ -5,7 +5,7 @@ use crate::api::registration_client::RegistrationClient;
 use crate::api::{self, Empty, RegisterRequest};
 use crate::cards::Cards;
 use crate::options::Options;
-use crate::plugin::{Delivery, Plugin, WISHES};
+use crate::plugin::{Plugin, WISHES};
 use crate::socket::{Identity, Socket};
 use crate::{grpc, library, pods, say};
 use gpulimit_base::file_system::is_mount_point;
@@ -38,7 +38,7 @@ fn listens() -> Duration {
 
 /// The state of the plugin.
 struct Node {
-    options: Options,
+    options: Arc<Options>,
     cards: Cards,
     /// The files that [`library::install`] returned; they must stay open while the plugin runs.
     _installed: [File; 2],
@@ -100,18 +100,8 @@ impl Node {
         for trouble in allocations.recover()? {
             say(trouble);
         }
-        let delivery = Delivery {
-            library: directory,
-            gpus: options.gpus,
-            cdi_kind: options.cdi_kind.clone(),
-        };
-        let plugin = Plugin::new(
-            cards.all(),
-            options.unit,
-            options.reserve,
-            allocations,
-            delivery,
-        )?;
+        let options = Arc::new(options);
+        let plugin = Plugin::new(Arc::clone(&options), cards.all(), allocations, directory)?;
         for (card, count) in plugin.units() {
             say(format_args!("{card}: {count} {}", options.resource));
         }

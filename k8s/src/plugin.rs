@@ -8,13 +8,13 @@ use crate::api::{
 };
 use crate::cards::Card;
 use crate::library::{INSIDE, PRELOAD};
-use crate::options::Gpus;
+use crate::options::{Gpus, Options};
 use crate::units::{Share, Unit, Wrong, prefer};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::SYSTEM;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
@@ -31,38 +31,27 @@ pub const WISHES: Wishes = Wishes {
     preference_available: true,
 };
 
-/// The ways in which containers get the library and the GPU.
-pub struct Delivery {
-    /// The directory of libgpulimit.so on the node.
-    pub library: PathBuf,
-    /// Whether containers get the GPU by an environment variable or by a CDI device.
-    pub gpus: Gpus,
-    /// The kind of the GPUs' CDI devices, such as `nvidia.com/gpu`.
-    pub cdi_kind: String,
-}
-
 /// The device plugin service with its allocations.
 pub struct Plugin {
-    /// The bytes of a unit.
-    unit: u64,
+    options: Arc<Options>,
+    /// The directory of libgpulimit.so on the node.
+    library: PathBuf,
     /// The number of units that each card has.
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
-    delivery: Delivery,
     /// The list of units for kubelet. The value is always `Ok`; tonic's streams require a `Result`.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 
 impl Plugin {
-    /// Makes the service for the memory of these cards. `reserve` bytes of each card are not handed
-    /// out.
+    /// Makes the service for the memory of these cards.
     pub fn new(
+        options: Arc<Options>,
         cards: &[Card],
-        unit: u64,
-        reserve: u64,
         allocations: Allocations,
-        delivery: Delivery,
+        library: PathBuf,
     ) -> Result<Self, String> {
+        let (unit, reserve) = (options.unit, options.reserve);
         let count = |card: &Card| card.memory.saturating_sub(reserve) / unit.max(1);
         let all = cards.iter().map(count).fold(0, u64::saturating_add);
         if unit == 0 || all > MOST_UNITS {
@@ -82,10 +71,10 @@ impl Plugin {
             (card.id, count(card) as u32)
         });
         let plugin = Self {
-            unit,
+            options,
+            library,
             units: units.collect(),
             allocations: Mutex::new(allocations),
-            delivery,
             list: watch::Sender::new(Ok(DeviceList::default())),
         };
         plugin.show(cards);
@@ -160,7 +149,7 @@ impl Plugin {
         let grant = |share: &Share| {
             // The container's bytes fit into 64 bits, because a container has at most
             // [`MOST_UNITS`] units.
-            let bytes = share.numbers.len() as u64 * self.unit;
+            let bytes = share.numbers.len() as u64 * self.options.unit;
             let grant = self
                 .allocations()
                 .grant(share, bytes)
@@ -181,7 +170,7 @@ impl Plugin {
             host_path: text(host),
             read_only,
         };
-        let library = &self.delivery.library;
+        let library = &self.library;
         let mounts = vec![
             mount(library, INSIDE.into(), true),
             mount(&library.join(PRELOAD), format!("/etc/{PRELOAD}"), true),
@@ -196,12 +185,12 @@ impl Plugin {
         // `GPULIMIT_GROUP` makes the library refuse all GPU memory.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
-        match self.delivery.gpus {
+        match self.options.gpus {
             Gpus::Env => {
                 variables.insert("NVIDIA_VISIBLE_DEVICES".into(), card.to_string());
             }
             Gpus::Cdi => cdi.push(CdiDevice {
-                name: format!("{}={card}", self.delivery.cdi_kind),
+                name: format!("{}={card}", self.options.cdi_kind),
             }),
         }
         Edits {

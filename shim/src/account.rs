@@ -29,7 +29,6 @@ pub mod maps;
 pub mod obstacles;
 mod ongoing;
 pub mod openings;
-pub mod packed;
 pub mod peaks;
 pub mod pools;
 pub mod registration;
@@ -65,6 +64,7 @@ use crate::driver::gate::{self, Door};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::membership::{self, Failed};
 use crate::message;
+use crate::refusal::Refused;
 use arrays::Arrays;
 use blocks::Blocks;
 use captures::Captures;
@@ -255,7 +255,7 @@ impl Process {
         let Some(device) = last.filter(|device| time(device) != 0) else {
             return;
         };
-        let is_first = || device.book.member().is_first_to_explain();
+        let is_first = || device.book.group.member().is_first_to_explain();
         if membership::is_quiet() || !is_first() {
             return;
         }
@@ -352,6 +352,20 @@ impl Process {
             return self.device(0);
         }
         self.device(self.current_ordinal()?)
+    }
+
+    /// Does the work of [`Process::stream_device`] outside of a hook and without a lock. Returns
+    /// `None` where that needs more, and for a device that was not used yet.
+    #[inline(always)]
+    pub fn stream_device_at_once(&'static self, stream: Stream) -> Option<&'static Device> {
+        let ordinal = match self.count.load(Ordering::Relaxed) {
+            1 => 0,
+            _ if stream <= 2 && inside::get() == 0 => {
+                inside::outermost(|| answer(cuda::cuCtxGetDevice)).ok()?
+            }
+            _ => return None,
+        };
+        self.place(ordinal)?.get()
     }
 
     /// Returns the device that is charged for the driver's memory on the host: the current one, if
@@ -451,6 +465,12 @@ impl Process {
         self.devices()
             .filter(|device| device.contexts.count() > 0)
             .collect()
+    }
+
+    /// Refuses to import or open memory of another process: see [`Device::may_import`].
+    pub fn may_import(&'static self, symbol: &'static str) -> Result<(), Refused> {
+        self.devices()
+            .try_for_each(|device| device.may_import(symbol))
     }
 }
 

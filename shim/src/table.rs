@@ -16,12 +16,16 @@
 //! - `given (a, b)`: of the arguments, `HANDLER` gets only `a` and `b`. They cannot be changed.
 //! - `as hot`: the path to the handler is compiled into the export, because programs call the
 //!   function by the million. Only the handler's slow paths put cancellation off.
-//! - `as gated`, `as hot gated`: the function must not be called while the process is suspended.
+//! - `as quick, first FIRST`: `FIRST` makes the call without guard, panic boundary and lock, where
+//!   nothing has to be charged. Otherwise it has done nothing, and `HANDLER` gets the call. With
+//!   `as quick gated`, `HANDLER` also ends calls that `FIRST` has made and could not end.
+//! - `as gated`, `as quick gated`: the function must not be called while the process is suspended.
 //!   Its calls pass the gate (`driver/gate.rs`).
 //! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call, and
 //!   only where the export cannot make it at once.
 //! - `as patched`, `as patched gated`: tools that watch memory patch the function, as UCX does. So
-//!   the export begins with instructions that can be moved (`hook/pass.rs`). Those of `as hot` do.
+//!   the export begins with instructions that can be moved (`hook/pass.rs`). Those of `as hot` and
+//!   `as quick` do.
 //! - `as wait`: gated, and the function waits for work on the GPU. The export calls the driver
 //!   first, without guard or lock. `HANDLER` runs afterwards and gets only the `Call`.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.
@@ -77,12 +81,12 @@ macro_rules! table {
                 sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped, given (array, descriptor, levels);
                 release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped, given (array);
 
-                pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
-                pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
+                pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as quick gated, first pool::alloc_at_once;
+                pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as quick gated, first pool::alloc_at_once;
                 pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as patched gated;
                 pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as patched gated;
-                pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
-                pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
+                pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as quick, first pool::free_at_once;
+                pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as quick, first pool::free_at_once;
                 track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create, given (pool, props);
                 release  cuMemPoolDestroy(pool: MemPool) => pool::destroy, as gated, given (pool);
                 release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim, given ();

@@ -190,14 +190,9 @@ fn of(pid: u32, gpu: DeviceId, bytes: Option<u64>, facts: Option<Candidate>) -> 
     let field = |name| proc::field(&status, name);
     let uid = user(&status);
     let command = facts.as_ref().and_then(|facts| facts.command.clone());
-    let late = || {
-        (
-            UNKNOWN.to_owned(),
-            "its memory map could not be read in time".to_owned(),
-        )
-    };
+    let late = [UNKNOWN, "its memory map could not be read in time"].map(str::to_owned);
     let is_to_join = facts.as_ref().is_some_and(|facts| facts.is_to_join);
-    let (why, says) = facts.map_or_else(late, |facts| (facts.why, facts.says));
+    let [why, says] = facts.map_or(late, |facts| [facts.why, facts.says]);
     Outside {
         pid,
         uid,

@@ -469,7 +469,7 @@ fields! { pub FIELDS(it: Process):
     "linear": Bytes => it.part(Category::Linear);
     /// Virtual memory that the program maps itself.
     "vmm": Bytes => it.part(Category::Vmm);
-    /// Arrays.
+    /// Arrays of 2 MiB and more.
     "arrays": Bytes => it.part(Category::Arrays);
     /// Memory of graphs.
     "graphs": Bytes => it.part(Category::Graphs);

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The processes and the memory of a user: a row of `ps --by user`, or of the users in `top`.
+#[derive(Default)]
 pub struct Use {
     pub uid: u32,
     pub user: String,
@@ -40,11 +41,7 @@ impl Use {
                 uid: row.uid,
                 user: row.user.clone(),
                 gpu,
-                processes: 0,
-                total: None,
-                suspended: None,
-                waiting: 0,
-                waited: None,
+                ..Self::default()
             });
             let is_new = counted.insert((gpu, row.pid, row.own_pid, row.start_time));
             sum.processes += usize::from(row.alive && is_new);

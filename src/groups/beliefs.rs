@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
 /// The most users of a shared ledger that are believed, for each GPU.
-const MOST: usize = 247;
+const MOST: usize = 251;
 
 /// The users who can write a ledger.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]

@@ -253,17 +253,8 @@ pub fn set(name: &str, settings: Vec<Setting>, devices: &[String]) -> Result<Don
         // read its ledger.
         if let Some(ledger) = &ledger {
             record(&group, ledger, &changes, &now);
-            // Remove the charges of dead processes, because the warnings show the group's usage.
-            group.clean_in(ledger, groups::witness(driver));
         }
-        let view = View::of(
-            &mut Shared::default(),
-            group,
-            name.clone(),
-            now,
-            ledger,
-            driver,
-        );
+        let view = View::of(&mut Shared::default(), group, now, ledger, driver);
         lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
         lines.extend(above_max(&view, driver));
         if changes.has_sizes() {

@@ -6,7 +6,6 @@ use crate::machine::nvml::{Driver, Gpu};
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
-use std::slice;
 
 /// The option `--device` of verbs that show figures.
 #[derive(clap::Args)]
@@ -34,29 +33,29 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
 
 /// Returns the GPUs that the `--device` options name; without such options, `Selector::All`.
 pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
-    if devices.is_empty() {
-        return Ok(vec![Selector::All]);
-    }
-    let selector = |device: &String| match device.as_str() {
-        "all" => Ok(Selector::All),
-        device => resolve(device, driver).map(Selector::Device),
-    };
-    devices.iter().map(selector).collect()
+    selected(devices, |text| resolve(text, driver))
 }
 
 /// Returns the GPUs that the `--device` options name, as [`selectors`] does, for verbs that show
 /// figures. Accepts the labels of GPUs that only groups know, too: NVML does not list a lost GPU.
 pub fn shown(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
-    if devices.is_empty() {
-        return Ok(vec![Selector::All]);
-    }
-    let selector = |device: &String| match selectors(slice::from_ref(device), driver) {
-        Ok(selectors) => Ok(selectors[0]),
-        Err(failure) => known_to_groups(device, driver)
-            .map(Selector::Device)
-            .ok_or(failure),
+    selected(devices, |text| {
+        resolve(text, driver).or_else(|failure| known_to_groups(text, driver).ok_or(failure))
+    })
+}
+
+fn selected(
+    devices: &[String],
+    find: impl Fn(&str) -> Result<DeviceId, Failure>,
+) -> Result<Vec<Selector>, Failure> {
+    let selector = |device: &String| match device.as_str() {
+        "all" => Ok(Selector::All),
+        device => find(device).map(Selector::Device),
     };
-    devices.iter().map(selector).collect()
+    match devices.is_empty() {
+        true => Ok(vec![Selector::All]),
+        false => devices.iter().map(selector).collect(),
+    }
 }
 
 /// Returns the only GPU that NVML does not list, that a group has used, and that has this label or

@@ -375,8 +375,11 @@ impl Selection {
         group: &Group,
         driver: Option<&Driver>,
     ) -> Result<Option<View>, GroupError> {
-        match View::cleaned_with(shared, group.clone(), self.title(group), driver) {
-            Ok(view) => Ok(Some(view)),
+        match View::cleaned_with(shared, group.clone(), driver) {
+            Ok(view) => Ok(Some(View {
+                title: self.title(group),
+                ..view
+            })),
             Err(_) if !group.limits_path().exists() => Ok(None),
             Err(error) => Err(error),
         }
@@ -438,27 +441,19 @@ pub fn damages(views: &[View]) -> Vec<String> {
 impl View {
     /// Opens a group for showing it. First removes the charges of dead processes if the ledger is
     /// writable.
-    pub fn cleaned(
-        group: Group,
-        title: String,
-        driver: Option<&Driver>,
-    ) -> Result<Self, GroupError> {
-        Self::cleaned_with(&mut Shared::default(), group, title, driver)
+    pub fn cleaned(group: Group, driver: Option<&Driver>) -> Result<Self, GroupError> {
+        Self::cleaned_with(&mut Shared::default(), group, driver)
     }
 
     /// Opens one of several groups as [`Self::cleaned`] does.
     fn cleaned_with(
         shared: &mut Shared,
         group: Group,
-        title: String,
         driver: Option<&Driver>,
     ) -> Result<Self, GroupError> {
         let rules = shared.limits(&group)?;
         let ledger = opened(&group, Ledger::look)?;
-        if let Some(ledger) = &ledger {
-            group.clean_in(ledger, witness(driver));
-        }
-        let view = Self::of(shared, group, title, rules, ledger, driver);
+        let view = Self::of(shared, group, rules, ledger, driver);
         let damage = view.ledger.as_ref().and_then(Ledger::damage);
         damage.map_or(Ok(view), |damage| Err(damage.into()))
     }
@@ -484,15 +479,18 @@ impl View {
         uncovered(self.ledger.as_ref()?, counts_contexts, entry, driver)
     }
 
-    /// Returns the view of a group whose limits and ledger are already open.
+    /// Returns the view of a group whose limits and ledger are already open. First removes the
+    /// charges of dead processes.
     pub fn of(
         shared: &mut Shared,
         group: Group,
-        title: String,
         rules: LimitSet,
         ledger: Option<Ledger>,
         driver: Option<&Driver>,
     ) -> Self {
+        if let Some(ledger) = &ledger {
+            group.clean_in(ledger, witness(driver));
+        }
         let processes = |ledger: &Ledger| ledger.processes(witness(driver));
         let drained = ledger
             .as_ref()
@@ -513,9 +511,9 @@ impl View {
         processes.retain(|process| purse.admits(process.devices.len().max(1) * line));
         Self {
             above,
+            title: group.name().to_owned(),
             group,
             purse,
-            title,
             rules,
             devices,
             processes,

@@ -293,8 +293,8 @@ impl<'a> Machine<'a> {
             stop: &self.stop,
             subject,
         };
-        let charge = || member.charge(&device, bytes, &pressure, left());
-        let entered = member.enter(&device, bytes, &pressure, left());
+        let charge = || device.charge(bytes, &pressure, left());
+        let entered = device.enter(bytes, &pressure, left());
         let Err(refusal) = entered.and_then(|()| charge()) else {
             return Ok(());
         };
@@ -426,7 +426,7 @@ impl<'a> Machine<'a> {
                     coming.processes += 1;
                     let kept = self.rooms[process]
                         .as_ref()
-                        .and_then(|member| member.keep_free(&member.device(id, capacity).ok()?));
+                        .and_then(|member| member.device(id, capacity).ok()?.keep_free());
                     coming.keep_free = coming.keep_free.max(kept.map_or(0, |(keep, _)| keep));
                 }
             }
@@ -928,7 +928,7 @@ impl World for Machine<'_> {
             let device = member.device(id, capacity)?;
             let until = Instant::now() + PATIENCE;
             loop {
-                match member.hand_over(&device, usage.suspended, subject.identity()) {
+                match device.hand_over(usage.suspended, subject.identity()) {
                     Ok(()) | Err(Unmoved::Gone) => break,
                     // Other requests are undecided for a moment.
                     Err(Unmoved::Contended) if Instant::now() < until => thread::sleep(PAUSE),

@@ -2,7 +2,7 @@
 
 mod check;
 
-use crate::groups::plan::difference::{self, Step};
+use crate::groups::plan::difference::{self, Change, Step, What};
 use crate::groups::plan::{record, rules_text};
 use crate::groups::{end_of_leases, warnings};
 use crate::machine::{accounts, nvml::Driver, preload, trust::Trusted};
@@ -126,12 +126,11 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     };
-    for (step, why) in steps
-        .iter()
-        .filter_map(|step| Some((step, step.failure()?)))
-    {
-        output::note(&format!("{name}: not changed: {why}", name = step.name()));
-        status = ExitCode::FAILURE;
+    for Step { name, what } in &steps {
+        if let What::Fail(why) = what {
+            output::note(&format!("{name}: not changed: {why}"));
+            status = ExitCode::FAILURE;
+        }
     }
     Ok(status)
 }
@@ -238,13 +237,14 @@ fn carry_out(
     rules: Option<&RulesStep>,
 ) -> Result<(), Failure> {
     let mut record = recorded.clone();
-    record.extend(steps.iter().filter_map(Step::created).map(str::to_owned));
+    let is_new = |step: &&Step| matches!(step.what, What::Create(_));
+    record.extend(steps.iter().filter(is_new).map(|step| step.name.clone()));
     if record != *recorded {
         record::write(root, &record)?;
     }
     // A group's owner can block changes to that group. The other changes must go on.
     for step in steps.iter_mut() {
-        let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
+        let changed = root.past_leases(&step.name, end_of_leases(), || change(root, step));
         if let Err(error) = changed {
             fail(root, step, error)?;
         }
@@ -258,9 +258,10 @@ fn carry_out(
     }
     let before = record.clone();
     for step in steps {
-        let Step::Remove { name, kept } = &mut *step else {
+        if !matches!(step.what, What::Remove) {
             continue;
-        };
+        }
+        let name = &step.name;
         // A group with child groups cannot be removed. So first remove the child groups whose jobs
         // have ended.
         let _ = root.collect_garbage_below(Some(name));
@@ -268,7 +269,7 @@ fn carry_out(
             Ok(()) => drop(record.remove(name)),
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 match root.past_leases(name, end_of_leases(), || shrink(&root.group(name)?)) {
-                    Ok(shrunk) => *kept = Some(format!("{error}{shrunk}")),
+                    Ok(shrunk) => step.what = What::Keep(format!("{error}{shrunk}")),
                     Err(error) => fail(root, step, error)?,
                 }
             }
@@ -285,25 +286,20 @@ fn carry_out(
 
 /// Makes or changes a group.
 fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
-    match step {
-        Step::Create(wanted) => {
+    match &step.what {
+        What::Create(wanted) => {
             root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
         }
-        Step::Change {
-            wanted,
-            limits,
-            access,
-            ..
-        } => {
+        What::Change(wanted, changes) => {
             let group = root.group(&wanted.name)?;
-            if *limits {
+            if !changes.iter().all(Change::is_of_access) {
                 group.write_limits(|set| *set = wanted.limits.clone())?;
             }
-            if *access {
+            if changes.iter().any(Change::is_of_access) {
                 group.give_access(wanted.access)?;
             }
         }
-        Step::Remove { .. } | Step::Failed { .. } => {}
+        What::Remove | What::Keep(_) | What::Fail(_) => {}
     }
     Ok(())
 }
@@ -356,13 +352,10 @@ fn shrink(group: &Group) -> Result<String, GroupError> {
 /// Marks the step as failed if another user can block changes to the group; otherwise returns the
 /// error.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
-    if !difference::user_can_block(root, step.name()) {
+    if !difference::user_can_block(root, &step.name) {
         return Err(error);
     }
-    *step = Step::Failed {
-        name: step.name().to_owned(),
-        why: error.to_string(),
-    };
+    step.what = What::Fail(error.to_string());
     Ok(())
 }
 

@@ -47,8 +47,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let targets = gpu::selectors(&args.devices, driver)?;
-    let name = group.name().to_owned();
-    let view = View::cleaned(group, name, driver)?;
+    let view = View::cleaned(group, driver)?;
     let mut out = String::new();
     let mut line = |key: &str, selector, value: String| {
         match args.key {

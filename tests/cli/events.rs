@@ -1,6 +1,6 @@
 //! `events`
 
-use crate::place::{GIB, GPU, Nothing, Place, Running, wait_until};
+use crate::place::{GIB, GPU, Nothing, Place, Running, on, wait_until};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
@@ -24,11 +24,12 @@ fn events_are_listed_for_all_groups_by_time() {
     place.group("c", Size::Max);
     assert_eq!(place.said(&["events"]), "");
     place.said(&["set", "c", "max=1G"]);
-    let (member, device) = place.member("a/b");
-    let refusal = member
-        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+    let member = place.member("a/b");
+    let device = on(&member);
+    let refusal = device
+        .charge(3 * GIB, &Nothing, Insistence::Full)
         .expect_err("too much");
-    member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+    device.count_refusal("cuMemAlloc", 3 * GIB, &refusal);
     place.said(&["set", "c", "max=2G"]);
 
     let all = lines(&place.said(&["events", "--json"]));
@@ -147,11 +148,12 @@ fn follow_ends_when_its_reader_is_gone() {
 
 /// Has a request of 3 GiB refused by a group with a limit of 1 GiB.
 fn refuse(place: &Place, group: &str) {
-    let (member, device) = place.member(group);
-    let refusal = member
-        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+    let member = place.member(group);
+    let device = on(&member);
+    let refusal = device
+        .charge(3 * GIB, &Nothing, Insistence::Full)
         .expect_err("too much");
-    member.count_refusal(&device, "cuMemCreate", 3 * GIB, &refusal);
+    device.count_refusal("cuMemCreate", 3 * GIB, &refusal);
 }
 
 #[test]
@@ -276,14 +278,16 @@ fn what_was_asked_and_what_came_is_listed() {
     let place = Place::new();
     place.group("a", Size::Bytes(2 * GIB));
     place.said(&["set", "a", "pressure_timeout=50ms"]);
-    let (holder, device) = place.member("a");
+    let holder = place.member("a");
+    let device = on(&holder);
     holder.register(true);
-    holder
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("room");
-    let (member, device) = place.member("a");
-    member
-        .charge(&device, GIB + GIB / 2, &Nothing, Insistence::Full)
+    let member = place.member("a");
+    let device = on(&member);
+    device
+        .charge(GIB + GIB / 2, &Nothing, Insistence::Full)
         .expect_err("the holder keeps its memory");
     let events = lines(&place.said(&["events", "--kind", "asked,given", "--json"]));
     assert_eq!(events.len(), 2, "{events:?}");
@@ -341,9 +345,10 @@ fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
     let place = Place::new();
     place.group("a", Size::Max);
     place.group("a/run-1-2", Size::Max);
-    let (member, device) = place.member("a/run-1-2");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("a/run-1-2");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("room");
     let group = Root::at(place.root_path())
         .expect("a root")
@@ -416,9 +421,10 @@ fn memory_given_back_for_dead_processes_of_jobs_is_listed_after_the_jobs() {
     collect(&place, "");
     place.group("run-3-4", Size::Bytes(GIB));
     let second = dead("run-3-4");
-    let (member, device) = place.member("run-3-4");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("run-3-4");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("the memory is given back");
     drop(member);
     collect(&place, "");
@@ -446,13 +452,14 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
     let place = Place::new();
     place.group("a", Size::Bytes(GIB));
     place.group("a/run-1-2", Size::Max);
-    let (member, device) = place.member("a/run-1-2");
+    let member = place.member("a/run-1-2");
+    let device = on(&member);
     let refuse = |count: u64| {
         for _ in 0..count {
-            let refusal = member
-                .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+            let refusal = device
+                .charge(3 * GIB, &Nothing, Insistence::Full)
                 .expect_err("too much");
-            member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+            device.count_refusal("cuMemAlloc", 3 * GIB, &refusal);
         }
     };
     let listed = || lines(&place.said(&["events", "a", "--kind", "refusal", "--json"]));
@@ -508,7 +515,8 @@ fn follow(place: &Place, arguments: &[&str]) -> (Running, BufReader<ChildStdout>
 fn readers_who_follow_get_each_event_of_a_long_burst_once() {
     let place = Place::new();
     place.group("a", Size::Bytes(GIB));
-    let (member, device) = place.member("a");
+    let member = place.member("a");
+    let device = on(&member);
     let (child, mut out) = follow(&place, &["a", "--json"]);
     let mut until_limits = || {
         let mut refusals = 0;
@@ -531,10 +539,10 @@ fn readers_who_follow_get_each_event_of_a_long_burst_once() {
     assert_eq!(until_limits(), 0);
     signal("-STOP");
     for _ in 0..300 {
-        let refusal = member
-            .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+        let refusal = device
+            .charge(3 * GIB, &Nothing, Insistence::Full)
             .expect_err("too much");
-        member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+        device.count_refusal("cuMemAlloc", 3 * GIB, &refusal);
     }
     signal("-CONT");
     place.said(&["set", "a", "max=1G"]);

@@ -1,6 +1,6 @@
 //! `history`
 
-use crate::place::{GIB, GPU, Nothing, Place, text};
+use crate::place::{GIB, GPU, Nothing, Place, on, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member, MemberDevice};
 use serde_json::Value;
@@ -8,9 +8,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
-    member
-        .charge(device, bytes, &Nothing, Insistence::Full)
+fn charge(device: &MemberDevice<'_>, bytes: u64) {
+    device
+        .charge(bytes, &Nothing, Insistence::Full)
         .expect("fits");
 }
 
@@ -18,13 +18,14 @@ fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
 fn used() -> (Place, Member) {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = place.member("lab");
-    charge(&member, &device, 3 * GIB);
-    let refusal = member
-        .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    charge(&device, 3 * GIB);
+    let refusal = device
+        .charge(2 * GIB, &Nothing, Insistence::Full)
         .expect_err("full");
-    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
-    member.uncharge(&device, 2 * GIB);
+    device.count_refusal("cuMemAlloc", 2 * GIB, &refusal);
+    device.uncharge(2 * GIB);
     (place, member)
 }
 
@@ -145,8 +146,9 @@ fn history_shows_the_groups_and_gpus_that_were_asked_for() {
     let (place, _member) = used();
     place.group("lab/alice", Size::Max);
     place.group("other", Size::Max);
-    let (other, device) = place.member("other");
-    charge(&other, &device, GIB);
+    let other = place.member("other");
+    let device = on(&other);
+    charge(&device, GIB);
     let names = |arguments: &[&str]| -> Vec<String> {
         let json = place.json(&[&["history", "--json"], arguments].concat());
         let all = json["histories"].as_array().expect("a list").iter();
@@ -193,7 +195,7 @@ pub struct Ring {
     periods: u64,
 }
 
-const FIRST: u64 = (4 + 512 + 8_192 + 16) * 4_096;
+const FIRST: u64 = (4 + 512 + 8_192 + 32) * 4_096;
 pub const SECONDS: Ring = Ring {
     at: FIRST,
     length: 1,
@@ -243,8 +245,9 @@ fn write_floors(place: &Place, group: &str) {
 fn usage_that_grows_is_reported() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
-    let (member, device) = place.member("lab");
-    charge(&member, &device, 30 * GIB / 8);
+    let member = place.member("lab");
+    let device = on(&member);
+    charge(&device, 30 * GIB / 8);
     let verbs = [["history", "lab"], ["show", "lab"]];
     for verb in verbs {
         assert!(!place.said(&verb).contains("leak"));
@@ -271,7 +274,7 @@ fn usage_that_grows_is_reported() {
         assert_eq!(trend["rising_ms"], 1_200_000, "{trend}");
         assert_eq!(trend["full_in_ms"], 34 * 60_000, "{trend}");
     }
-    member.uncharge(&device, 3 * GIB);
+    device.uncharge(3 * GIB);
     assert!(!place.said(&["show"]).contains("leak"), "withdrawn");
     assert!(place.json(&["show", "--json"])["groups"][0]["gpus"][0]["trend"].is_null());
 }

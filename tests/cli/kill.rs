@@ -1,6 +1,6 @@
 //! `kill`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, Running, may_unshare};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, Running, may_unshare, on};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
@@ -148,8 +148,9 @@ fn kill_largest_ignores_forged_slots() {
     place.group("a", Size::Bytes(5 * GIB));
     place.said(&["set", "a", "oom=kill-largest"]);
     let mut forger = Forger::start(&place);
-    let (member, device) = place.member("a");
-    let charged = member.charge(&device, 2 * GIB, &Nothing, Insistence::Full);
+    let member = place.member("a");
+    let device = on(&member);
+    let charged = device.charge(2 * GIB, &Nothing, Insistence::Full);
     assert!(charged.is_err());
     assert!(
         forger.is_running(),
@@ -177,8 +178,9 @@ fn kill_reaches_a_member_with_another_clock() {
     assert!(!member.wait().expect("ended").success());
     place.said(&["set", "a", "oom=kill-largest"]);
     let mut member = start();
-    let (own, device) = place.member("a");
-    let charged = own.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+    let own = place.member("a");
+    let device = on(&own);
+    let charged = device.charge(5 * GIB, &Nothing, Insistence::Full);
     assert!(charged.is_ok(), "the largest was killed for it");
     assert!(!member.wait().expect("ended").success());
 }

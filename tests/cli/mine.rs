@@ -1,6 +1,6 @@
 //! `show --mine`
 
-use crate::place::{GIB, GPU, Nothing, Place, executable, text, words};
+use crate::place::{GIB, GPU, Nothing, Place, executable, on, text, words};
 use crate::roots::on_empty_machine;
 use crate::user::{ALICE, Machine};
 use gpulimit_base::units::Size;
@@ -64,8 +64,9 @@ fn mine_shows_the_part_of_the_group_and_what_is_left() {
     place.group("lab/alice", Size::Bytes(8 * GIB));
     let show = || mine(&place, "GPULIMIT_GROUP", "lab/alice");
     assert_eq!(show()["group"]["gpus"], json!([]), "no GPU is known yet");
-    let (member, device) = place.member("lab/alice");
-    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let member = place.member("lab/alice");
+    let device = on(&member);
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
     charge(6 * GIB).expect("fits");
     let users = show()["group"]["gpus"][0]["users"].clone();
     assert_eq!(users, json!([]), "nobody else");
@@ -98,10 +99,12 @@ fn users_who_share_a_limit_are_named_to_those_who_may_see_them() {
         place.group(name, Size::Bytes(max * GIB));
     }
     place.said(&["create", "lab/alice", "max=8G", "--owner", ALICE]);
-    let (member, device) = place.member("lab/root");
-    let (closed, closed_device) = place.member("closed");
-    for (member, device) in [(&member, &device), (&closed, &closed_device)] {
-        let charged = member.charge(device, 3 * GIB, &Nothing, Insistence::Full);
+    let member = place.member("lab/root");
+    let device = on(&member);
+    let closed = place.member("closed");
+    let closed_device = on(&closed);
+    for device in [device, closed_device] {
+        let charged = device.charge(3 * GIB, &Nothing, Insistence::Full);
         charged.expect("fits");
     }
     let own = std::env::current_exe().expect("known");

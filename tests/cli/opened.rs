@@ -1,6 +1,6 @@
 //! The files that a verb opens to show many groups
 
-use crate::place::{GIB, Nothing, Place, Running, wait_until};
+use crate::place::{GIB, Nothing, Place, Running, on, wait_until};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
 use rustix::fs::inotify;
@@ -57,9 +57,10 @@ fn lab(place: &Place, children: usize) -> (Vec<String>, Vec<Member>) {
     let member = |name: &String| {
         place.group(name, Size::Bytes(GIB));
         place.said(&["set", name, "min=512M"]);
-        let (member, device) = place.member(name);
-        member
-            .charge(&device, GIB / 4, &Nothing, Insistence::Full)
+        let member = place.member(name);
+        let device = on(&member);
+        device
+            .charge(GIB / 4, &Nothing, Insistence::Full)
             .expect("fits");
         member
     };

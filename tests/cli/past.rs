@@ -1,6 +1,6 @@
 //! What jobs without a name leave when their groups are removed.
 
-use crate::place::{GIB, Nothing, Place, Running, text, wait_until};
+use crate::place::{GIB, Nothing, Place, Running, on, text, wait_until};
 use crate::user::Machine;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
@@ -15,11 +15,12 @@ use std::time::{Duration, SystemTime};
 
 /// Uses 3 GiB of a GPU in a group.
 fn use_gpu(place: &Place, group: &str) {
-    let (member, device) = place.member(group);
-    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let member = place.member(group);
+    let device = on(&member);
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
     charge(3 * GIB).expect("fits");
     if let Err(refusal) = charge(2 * GIB) {
-        member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
+        device.count_refusal("cuMemAlloc", 2 * GIB, &refusal);
     }
 }
 

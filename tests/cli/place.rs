@@ -72,11 +72,16 @@ impl Place {
             .expect("created");
     }
 
-    pub fn member(&self, name: &str) -> (Member, MemberDevice) {
+    pub fn member(&self, name: &str) -> Member {
         let member = Member::join(&self.root(), name).expect("joined");
-        let device = member.device(GPU, CAPACITY).expect("a device");
-        (member, device)
+        on(&member);
+        member
     }
+}
+
+/// Returns a member on the GPU.
+pub fn on(member: &Member) -> MemberDevice<'_> {
+    member.device(GPU, CAPACITY).expect("a device")
 }
 
 impl Place {
@@ -128,8 +133,8 @@ fn member_process() {
     let root = Root::at(std::env::var("GPULIMIT_ROOT").expect("a root")).expect("a root");
     let member = Member::join(&root, &group).expect("joined");
     let device = member.device(GPU, CAPACITY).expect("a device");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     println!("joined");
     // The member waits until its starter closes the pipe, or ends.

@@ -1,7 +1,7 @@
 //! `ps`
 
 use crate::place::{
-    CAPACITY, GIB, GPU, Nothing, OTHER, Place, may_unshare, set_environment, text, wait_until,
+    CAPACITY, GIB, GPU, Nothing, OTHER, Place, may_unshare, on, set_environment, text, wait_until,
     words,
 };
 use gpulimit_base::units::Size;
@@ -31,9 +31,10 @@ fn ps_shows_a_process_once_with_its_own_group() {
     place.group("lab/alice", Size::Max);
     place.group("lab/alice/job7", Size::Max);
     place.group("other", Size::Max);
-    let (member, device) = place.member("lab/alice/job7");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab/alice/job7");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     for arguments in [
         &["ps", "--json"][..],
@@ -148,13 +149,11 @@ fn ps_and_show_name_a_request_that_waits() {
         place.said(&["set", full, "max=2G", "on_limit=wait", "wait_timeout=24h"]);
         let mut holder = place.start_member(full, None);
         let pid = holder.id();
-        let (member, device) = place.member(waits);
+        let member = place.member(waits);
+        let device = on(&member);
         std::thread::scope(|scope| {
-            let request = scope.spawn(|| {
-                member
-                    .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
-                    .is_ok()
-            });
+            let request =
+                scope.spawn(|| device.charge(2 * GIB, &Nothing, Insistence::Full).is_ok());
             for shown in ["lab", "lab/alice"] {
                 let own = || {
                     let json = place.json(&["ps", shown, "--json"]);
@@ -209,7 +208,7 @@ fn ps_and_show_name_a_request_that_waits() {
         let process = &place.json(&["ps", "--json"])["processes"][0];
         assert!(process["waits_for"].is_null(), "{process}");
         assert!(!place.said(&["show"]).contains("WAITING"));
-        drop((member, device));
+        drop(member);
         place.said(&["rm", "--recursive", "lab"]);
     }
 }
@@ -218,9 +217,10 @@ fn ps_and_show_name_a_request_that_waits() {
 fn the_table_fits_a_terminal_of_80_columns() {
     let place = Place::new();
     place.group("lab", Size::Max);
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     let piped = place.said(&["ps"]);
     assert!(
@@ -260,11 +260,12 @@ fn rows_are_sorted_by_their_figures() {
         place.group(name, Size::Max);
     }
     let mut child = place.start_member("b", None);
-    let (member, device) = place.member("a");
+    let member = place.member("a");
+    let device = on(&member);
     let other = member.device(OTHER, CAPACITY).expect("a device");
     for (device, bytes) in [(&device, 2 * GIB), (&other, GIB / 2)] {
-        member
-            .charge(device, bytes, &Nothing, Insistence::Full)
+        device
+            .charge(bytes, &Nothing, Insistence::Full)
             .expect("fits");
     }
     let (own, theirs) = (std::process::id(), child.id());
@@ -305,11 +306,12 @@ fn memory_is_added_up_by_user_and_gpu() {
     place.group("lab", Size::Max);
     place.group("lab/a", Size::Max);
     let mut child = place.start_member("lab/a", None);
-    let (member, device) = place.member("lab");
+    let member = place.member("lab");
+    let device = on(&member);
     let other = member.device(OTHER, CAPACITY).expect("a device");
     for (device, bytes) in [(&device, 2 * GIB), (&other, GIB / 2)] {
-        member
-            .charge(device, bytes, &Nothing, Insistence::Full)
+        device
+            .charge(bytes, &Nothing, Insistence::Full)
             .expect("fits");
     }
     let uid = gpulimit_group::effective_user();

@@ -1,6 +1,6 @@
 //! `report`
 
-use crate::place::{GIB, GPU, Nothing, Place, may_unshare, skip, text, wait_until};
+use crate::place::{GIB, GPU, Nothing, Place, may_unshare, on, skip, text, wait_until};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
 use serde_json::{Value, json};
@@ -16,11 +16,12 @@ fn used() -> (Place, Member) {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     place.group("idle", Size::Max);
-    let (member, device) = place.member("lab");
-    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let member = place.member("lab");
+    let device = on(&member);
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
     charge(3 * GIB).expect("fits");
     let refusal = charge(2 * GIB).expect_err("full");
-    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
+    device.count_refusal("cuMemAlloc", 2 * GIB, &refusal);
     // The clock of the ledger has steps of some milliseconds.
     wait_until("memory over time", || hours(&place) > 0.0);
     (place, member)
@@ -129,8 +130,9 @@ fn report_by_user_has_a_sum_over_groups() {
     place.group("lab/a", Size::Max);
     place.group("night", Size::Max);
     let members = ["lab/a", "night"].map(|name| {
-        let (member, device) = place.member(name);
-        let charged = member.charge(&device, GIB, &Nothing, Insistence::Full);
+        let member = place.member(name);
+        let device = on(&member);
+        let charged = device.charge(GIB, &Nothing, Insistence::Full);
         charged.expect("fits");
         member
     });
@@ -169,7 +171,7 @@ fn report_of_a_group_reads_no_limits_of_others() {
     let (place, _member) = used();
     place.group("lab/a", Size::Max);
     place.group("lab/b", Size::Max);
-    let (_inner, _) = place.member("lab/a");
+    let _inner = place.member("lab/a");
     let limits = place.root().group("lab/b").expect("there").limits_path();
     // The kernel notes the time of a read if the noted time is long ago.
     let forget = || {
@@ -630,9 +632,9 @@ fn the_use_since_a_time_comes_from_the_group_its_history_and_the_files() {
         .expect("a time")
         .to_string();
     let device = member.device(GPU, 80 * GIB).expect("a device");
-    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
     let refusal = charge(2 * GIB).expect_err("full");
-    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
+    device.count_refusal("cuMemAlloc", 2 * GIB, &refusal);
 
     let since = |arguments: &[&str]| uses(&place, &[&["--since", &begin], arguments].concat());
     let alone = &since(&[])[0];

@@ -47,7 +47,7 @@ fn rm_refuses_a_group_with_running_programs() {
     for name in ["a", "a/b", "a/c"] {
         place.group(name, Size::Max);
     }
-    let (member, _) = place.member("a/b");
+    let member = place.member("a/b");
     for arguments in [&["rm", "a/b"][..], &["rm", "-r", "a"]] {
         let error = place.refused(1, arguments);
         assert!(error.contains("programs run in group"), "{error}");

@@ -1,6 +1,6 @@
 //! `run`
 
-use crate::place::{GIB, GPU, Nothing, Place, Running, library, text, wait_until};
+use crate::place::{GIB, GPU, Nothing, Place, Running, library, on, text, wait_until};
 use crate::signals::shell;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
@@ -367,10 +367,11 @@ fn a_group_of_the_deepest_level_has_no_jobs_below() {
 fn stat_says_the_peak_since_the_command_began() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
-    let (other, device) = place.member("lab");
-    let charged = other.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+    let other = place.member("lab");
+    let device = on(&other);
+    let charged = device.charge(5 * GIB, &Nothing, Insistence::Full);
     charged.expect("fits");
-    other.uncharge(&device, 5 * GIB);
+    device.uncharge(5 * GIB);
     drop(other);
     let member = member();
     let mut arguments = vec!["run", "--stat", "--name", "lab", "--"];

@@ -1,6 +1,6 @@
 //! `set`
 
-use crate::place::{GIB, GPU, Nothing, Place, set_environment, text};
+use crate::place::{GIB, GPU, Nothing, Place, on, set_environment, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
@@ -13,15 +13,16 @@ use std::process::Command;
 fn set_takes_effect_for_members_at_once() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, 6 * GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(6 * GIB, &Nothing, Insistence::Full)
         .expect("fits");
     assert_eq!(
         place.said(&["set", "lab", "max=10%"]),
         "lab: max=10% applied to all GPUs\n"
     );
-    assert_eq!(member.max(&device), 8 * GIB);
+    assert_eq!(device.max(), 8 * GIB);
     let out = place.said(&["set", "lab", "max=4G"]);
     assert!(
         out.contains(
@@ -30,25 +31,25 @@ fn set_takes_effect_for_members_at_once() {
         ),
         "{out}"
     );
-    assert_eq!(member.max(&device), 4 * GIB);
-    assert_eq!(member.free(&device), 0);
-    let refusal = member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    assert_eq!(device.max(), 4 * GIB);
+    assert_eq!(device.free(), 0);
+    let refusal = device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect_err("above the limit");
     assert_eq!(
         (refusal.group, refusal.charged, refusal.max),
         ("lab", 6 * GIB, 4 * GIB)
     );
-    member.uncharge(&device, 3 * GIB);
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    device.uncharge(3 * GIB);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits again");
 
     place.said(&["set", "lab", "max=2G", "--device", &GPU.to_string()]);
-    assert_eq!(member.max(&device), 2 * GIB);
+    assert_eq!(device.max(), 2 * GIB);
     let out = place.said(&["set", "lab", "max=max"]);
     assert!(out.contains("keeps its own max=2GiB"), "{out}");
-    assert_eq!(member.max(&device), 2 * GIB);
+    assert_eq!(device.max(), 2 * GIB);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `show`
 
 use crate::place::{
-    CAPACITY, GIB, GPU, Nothing, OTHER, Place, Running, started_by, text, wait_until, words,
+    CAPACITY, GIB, GPU, Nothing, OTHER, Place, Running, on, started_by, text, wait_until, words,
 };
 use crate::terminal::seen;
 use gpulimit_base::units::Size;
@@ -62,19 +62,20 @@ fn show_prints_unknown_figures_as_dash_or_null() {
 fn show_prints_the_figures_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(3 * GIB, &Nothing, Insistence::Full)
         .expect("fits");
-    let refusal = member
-        .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+    let refusal = device
+        .charge(2 * GIB, &Nothing, Insistence::Full)
         .expect_err("full");
-    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
-    member.uncharge(&device, GIB);
-    member.publish(&device, Category::Linear, GIB);
-    member.publish(&device, Category::Managed, GIB / 2);
-    member.publish(&device, Category::Driver, GIB / 4);
-    member.publish_idle(&device, GIB / 4);
+    device.count_refusal("cuMemAlloc", 2 * GIB, &refusal);
+    device.uncharge(GIB);
+    device.publish(Category::Linear, GIB);
+    device.publish(Category::Managed, GIB / 2);
+    device.publish(Category::Driver, GIB / 4);
+    device.publish_idle(GIB / 4);
 
     let json = place.json(&["show", "lab", "--json"]);
     assert_eq!(json["schema"], 1);
@@ -153,7 +154,7 @@ fn a_ledger_of_format_2_is_named_with_a_remedy() {
     fs::write(&path, bytes).expect("written");
     let file = fs::OpenOptions::new().write(true).open(&path);
     file.expect("there").set_len(preface[7]).expect("grown");
-    let said = "lab/ledger: the file has layout version 2, but this gpulimit reads version 5; use \
+    let said = "lab/ledger: the file has layout version 2, but this gpulimit reads version 6; use \
                 one version of gpulimit for all members, or create the group again";
     for verb in ["show", "ps", "events", "get", "kill"] {
         let error = place.refused(1, &[verb, "lab"]);
@@ -254,14 +255,14 @@ fn show_names_the_group_of_the_smallest_limit() {
         out.contains("EFFECTIVE") && out.contains("4.0 GiB (lab)"),
         "{out}"
     );
-    let (member, device) = place.member("lab/alice");
-    let (above, other) = place.member("lab");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab/alice");
+    let device = on(&member);
+    let above = place.member("lab");
+    let other = on(&above);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
-    above
-        .charge(&other, GIB, &Nothing, Insistence::Full)
-        .expect("fits");
+    other.charge(GIB, &Nothing, Insistence::Full).expect("fits");
     let json = place.json(&["show", "lab", "--json"]);
     assert_eq!(json["groups"][0]["name"], "lab");
     let alice = &json["groups"][1];
@@ -324,13 +325,15 @@ fn memory_that_min_keeps_for_others_is_not_free() {
             .expect("known")
             / GIB
     };
-    let (bob, device) = place.member("lab/bob");
-    bob.charge(&device, GIB, &Nothing, Insistence::Full)
+    let bob = place.member("lab/bob");
+    let device = on(&bob);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
-    let (alice, hers) = place.member("lab/alice");
+    let alice = place.member("lab/alice");
+    let hers = on(&alice);
     assert_eq!((free("lab"), free("lab/alice"), free("lab/bob")), (9, 9, 5));
-    alice
-        .charge(&hers, 3 * GIB, &Nothing, Insistence::Full)
+    hers.charge(3 * GIB, &Nothing, Insistence::Full)
         .expect("fits");
     assert_eq!((free("lab"), free("lab/alice"), free("lab/bob")), (6, 6, 5));
 }
@@ -397,12 +400,13 @@ fn rows_and_json_are_restricted_to_the_named_gpus() {
     let unlimited = LimitSet::default();
     place.root().create("none", &unlimited).expect("created");
     drop(place.member("none"));
-    let (member, device) = place.member("one");
-    let (both, _) = place.member("both");
+    let member = place.member("one");
+    let device = on(&member);
+    let both = place.member("both");
     let other = both.device(OTHER, CAPACITY).expect("a device");
-    for (member, device) in [(&member, &device), (&both, &other)] {
-        member
-            .charge(device, GIB, &Nothing, Insistence::Full)
+    for device in [device, other] {
+        device
+            .charge(GIB, &Nothing, Insistence::Full)
             .expect("fits");
     }
     let (gpu, other) = (GPU.to_string(), OTHER.to_string());
@@ -465,20 +469,21 @@ fn groups_are_sorted_by_their_figures_with_unknown_ones_last() {
     }
     let mut members = Vec::new();
     for (name, bytes, refusals) in [("a/x", 1, 2), ("b", 4, 0), ("c", 4, 7)] {
-        let (member, device) = place.member(name);
-        member
-            .charge(&device, bytes * GIB, &Nothing, Insistence::Full)
+        let member = place.member(name);
+        let device = on(&member);
+        device
+            .charge(bytes * GIB, &Nothing, Insistence::Full)
             .expect("fits");
         for _ in 0..refusals {
-            let refusal = member
-                .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+            let refusal = device
+                .charge(9 * GIB, &Nothing, Insistence::Full)
                 .expect_err("too much");
-            member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+            device.count_refusal("cuMemAlloc", 9 * GIB, &refusal);
         }
         if name == "c" {
-            member.uncharge(&device, GIB);
+            device.uncharge(GIB);
         }
-        members.push((member, device));
+        members.push(member);
     }
     for (arguments, expected) in [
         ("--sort name", "a a/x b c none"),
@@ -526,11 +531,12 @@ fn each_row_is_one_line_of_a_terminal_of_80_columns() {
     for name in ["lab", &outer, &inner] {
         place.group(name, Size::Bytes(64 * GIB));
         place.said(&["set", name, "high=60G", "low=1G", "min=0"]);
-        let (member, device) = place.member(name);
+        let member = place.member(name);
+        let device = on(&member);
         let other = member.device(OTHER, CAPACITY).expect("a device");
         for device in [&device, &other] {
-            member
-                .charge(device, GIB - 1, &Nothing, Insistence::Full)
+            device
+                .charge(GIB - 1, &Nothing, Insistence::Full)
                 .expect("fits");
         }
         members.push(member);

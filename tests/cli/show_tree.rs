@@ -1,6 +1,6 @@
 //! `show --tree`
 
-use crate::place::{GIB, Nothing, Place};
+use crate::place::{GIB, Nothing, Place, on};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 
@@ -12,9 +12,10 @@ fn tree_shows_groups_below_their_parents() {
     place.group("lab/alice/job7", Size::Max);
     place.group("lab/bob", Size::Percent(5000));
     place.group("z", Size::Max);
-    let (member, device) = place.member("lab/alice");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab/alice");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     assert_eq!(
         place.said(&["show", "--tree"]),
@@ -55,11 +56,12 @@ fn groups_are_sorted_below_their_parents() {
         ("z", 6),
     ] {
         place.group(name, Size::Max);
-        let (member, device) = place.member(name);
-        member
-            .charge(&device, bytes * GIB, &Nothing, Insistence::Full)
+        let member = place.member(name);
+        let device = on(&member);
+        device
+            .charge(bytes * GIB, &Nothing, Insistence::Full)
             .expect("fits");
-        members.push((member, device));
+        members.push(member);
     }
     let names = |arguments: &[&str]| -> Vec<String> {
         let table = place.said(&[&["show", "--tree"], arguments].concat());

@@ -1,7 +1,7 @@
 //! Output on a terminal: lines broken at its width, and bold letters if it supports them. Other
 //! outputs get plain lines.
 
-use crate::place::{GIB, GPU, Nothing, Place, set_environment, text};
+use crate::place::{GIB, GPU, Nothing, Place, on, set_environment, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use std::os::fd::OwnedFd;
@@ -136,11 +136,12 @@ fn a_screen_says_who_has_what_and_what_to_type_next() {
     assert!(seen(&place, 80, &[], "").contains("No group limits a program of yours now."));
     place.group("lab", Size::Bytes(2 * GIB));
     place.group("idle", Size::Bytes(GIB));
-    let (member, device) = place.member("lab");
-    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let member = place.member("lab");
+    let device = on(&member);
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
     charge(GIB).expect("room");
     let refusal = charge(3 * GIB).expect_err("no room");
-    member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+    device.count_refusal("cuMemAlloc", 3 * GIB, &refusal);
     let screen = seen(&place, 80, &[("NO_COLOR", "1")], "");
     for expected in [
         "lab    GPU-1a2b…: 1.0 of 2.0 GiB",

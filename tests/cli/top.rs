@@ -2,7 +2,7 @@
 
 use crate::history::{SECONDS, write_growth};
 use crate::place::{
-    GIB, GPU, Nothing, OTHER, Place, Running, compiled, may_unshare, set_environment, text,
+    GIB, GPU, Nothing, OTHER, Place, Running, compiled, may_unshare, on, set_environment, text,
     wait_until, words,
 };
 use crate::terminal;
@@ -432,9 +432,10 @@ fn without_colours_the_selection_is_still_visible() {
 #[test]
 fn details_have_a_curve() {
     let place = place();
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     write_growth(&place, "lab", &SECONDS);
     let mut terminal = Terminal::start(&place, &[("LANG", "C")], "exec $TOP");
@@ -471,9 +472,10 @@ fn a_root_that_goes_and_comes_back_is_shown() {
 fn without_a_terminal_it_prints_one_round() {
     let place = place();
     place.group("lab/alice", Size::Bytes(2 * GIB));
-    let (member, device) = place.member("lab/alice");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab/alice");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     let once = place.said(&["top", "--once"]);
     for arguments in [&["top"][..], &["top", "--once"]] {
@@ -506,9 +508,10 @@ fn options_choose_rows() {
     let place = place();
     place.group("lab/alice", Size::Bytes(2 * GIB));
     place.group("night", Size::Max);
-    let (member, device) = place.member("night");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("night");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     let groups = |arguments: &[&str]| -> Vec<String> {
         let said = place.said(&[&["top", "--once", "--idle"], arguments].concat());
@@ -559,9 +562,10 @@ fn options_choose_rows() {
 #[test]
 fn json_has_the_names_of_show_and_ps() {
     let place = place();
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     let top = place.json(&["top", "--json", "--once"]);
     assert_eq!(top["groups"], place.json(&["show", "--json"])["groups"]);

@@ -1,6 +1,6 @@
 //! `--watch --json` of `show` and `ps`.
 
-use crate::place::{GIB, Nothing, Place, Running, text};
+use crate::place::{GIB, Nothing, Place, Running, on, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
@@ -70,9 +70,10 @@ fn a_watch_ends_when_its_reader_is_gone() {
 fn json_is_one_object_with_a_time_for_each_round() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = place.member("lab");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    let member = place.member("lab");
+    let device = on(&member);
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("fits");
     for (arguments, key) in [
         ("show --watch=100ms --json", "groups"),

@@ -203,10 +203,10 @@ fn the_epilog_logs_what_the_job_has_used() {
         for (number, gib) in [(1, 3), (2, 1)] {
             let gpu = DeviceId::gpu([number; 16]);
             let device = member.device(gpu, 80 << 30).expect("a device");
-            let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+            let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full);
             charge(gib << 30).expect("fits");
             let refusal = charge(5 << 30).expect_err("above the limit");
-            member.count_refusal(&device, "cuMemAlloc", 5 << 30, &refusal);
+            device.count_refusal("cuMemAlloc", 5 << 30, &refusal);
         }
         drop(member);
         let said = used(&node);

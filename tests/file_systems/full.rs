@@ -103,35 +103,32 @@ impl Small {
 }
 
 /// A member of the group `lab`, whose limit is 4 GiB.
-struct Program {
-    member: Member,
-    device: MemberDevice,
-}
+struct Program(Member);
 
 impl Program {
     fn of(small: &Small, group: &str) -> Self {
         let member = Member::join(&small.groups(), group).expect("joined");
-        let device = member.device(GPU, 80 * GIB).expect("known");
-        Self { member, device }
+        let program = Self(member);
+        program.device();
+        program
+    }
+
+    fn device(&self) -> MemberDevice<'_> {
+        self.0.device(GPU, 80 * GIB).expect("known")
     }
 
     fn charge(&self, bytes: u64) {
-        let device = &self.device;
-        let charged = self
-            .member
-            .charge(device, bytes, &Nothing, Insistence::Full);
+        let charged = (self.device()).charge(bytes, &Nothing, Insistence::Full);
         charged.expect("fits");
     }
 
     /// Has a request of the function refused, and asserts that the limit is the reason.
     fn refuse(&self, function: &str) {
-        let (device, bytes) = (&self.device, 5 * GIB);
-        let charged = self
-            .member
-            .charge(device, bytes, &Nothing, Insistence::Full);
+        let (device, bytes) = (self.device(), 5 * GIB);
+        let charged = device.charge(bytes, &Nothing, Insistence::Full);
         let refusal = charged.expect_err("above the limit");
         assert_eq!(refusal.max, 4 * GIB);
-        self.member.count_refusal(device, function, bytes, &refusal);
+        device.count_refusal(function, bytes, &refusal);
     }
 
     /// Asserts that charges are counted and limited as on any file system.
@@ -145,13 +142,13 @@ impl Program {
         let before = used();
         self.charge(GIB);
         assert_eq!(used(), before + GIB);
-        self.member.uncharge(&self.device, GIB);
+        self.device().uncharge(GIB);
         assert_eq!(used(), before);
         small.read_all();
     }
 
     fn ledger(&self) -> &Ledger {
-        self.member.ledger()
+        self.0.ledger()
     }
 
     fn records(&self) -> bool {

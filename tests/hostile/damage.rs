@@ -79,8 +79,8 @@ done <"$VERBS"
 fn stay(root: &Root, name: &str, bytes: u64) {
     let member = Member::join(root, name).expect("joined");
     let device = member.device(GPU, 80 * GIB).expect("a device");
-    member.charge_unchecked(&device, bytes);
-    member.publish(&device, Category::Linear, bytes);
+    device.charge_unchecked(bytes);
+    device.publish(Category::Linear, bytes);
     let ledger = member.ledger();
     ledger.record(&Happening {
         kind: EventKind::Kill,

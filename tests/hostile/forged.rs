@@ -26,15 +26,15 @@ const GPUS: usize = 8;
 const BOB: u32 = 40_002;
 /// The offset of a ledger's bills, the bytes of one, and their number.
 const BILLS: u64 = (16 << 10) + (2 << 20) + (32 << 20);
-const BILL: usize = 264;
-const MOST_BILLS: usize = 247;
+const BILL: usize = 520;
+const MOST_BILLS: usize = 251;
 /// The offsets of charges, slots, the ring of events and the trail, and the bytes of an entry.
 const CHARGES: u64 = 16 << 10;
 const SLOTS: u64 = (16 << 10) + (2 << 20);
 const SLOT: u64 = 8 << 10;
 const RING: u64 = 4_096;
 const EVENT: u64 = 128;
-const TRAIL: u64 = BILLS + (64 << 10) + (2 << 20);
+const TRAIL: u64 = BILLS + (128 << 10) + (2 << 20);
 const TRACED: u64 = 1_024;
 
 /// Makes the machine; `None` without root.

@@ -184,7 +184,7 @@ fn stranger_process() {
     let group = std::env::var(GROUP).expect("a name");
     let member = Member::join(&root, &group).expect("joined");
     let device = member.device(GPU, CAPACITY).expect("room");
-    member.charge_unchecked(&device, GIB);
+    device.charge_unchecked(GIB);
     println!("\n#joined");
     stay();
     drop(member);
@@ -349,8 +349,8 @@ fn a_program_of_root_in_a_users_group_kills_only_members_of_this_group() {
     };
     let charge = |member: &Member| {
         let device = member.device(GPU, CAPACITY).expect("room");
-        let done = member.charge(&device, GIB, &Request, Insistence::Full);
-        done.map(|()| member.uncharge(&device, GIB)).is_ok()
+        let done = device.charge(GIB, &Request, Insistence::Full);
+        done.map(|()| device.uncharge(GIB)).is_ok()
     };
     as_forger("ln -f ../../../../ledger ledger");
     let member = Member::join(&root, "lab/hers/linked").expect("joined");

@@ -138,7 +138,7 @@ fn member() {
     let device = member.device(GPU, 80 * GIB).expect("a device");
     let place = std::env::var_os(FUSE);
     let bytes = if place.is_some() { 6 * GIB } else { GIB };
-    let charged = member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let charged = device.charge(bytes, &Nothing, Insistence::Full);
     charged.expect("fits");
     let file = place.map(|place| {
         let file = PathBuf::from(place).join("file");
@@ -313,7 +313,7 @@ fn a_request_for_room_is_refused_without_a_wait() {
         let member = Member::join(&root, "lab").expect("joined");
         let device = member.device(GPU, 80 * GIB).expect("a device");
         // Room for this request would need the largest process to be killed.
-        let charged = member.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+        let charged = device.charge(5 * GIB, &Nothing, Insistence::Full);
         told.send(charged.is_err())
     });
     let refused = answer.recv_timeout(patience());

@@ -193,7 +193,7 @@ fn tree(ground: &Ground) -> (Vec<Running>, Guarded, BTreeSet<String>) {
     let device = member
         .device(DeviceId::gpu([1; 16]), 1 << 30)
         .expect("room");
-    member.set_context_hint(&device, 256 << 20);
+    device.set_context_hint(256 << 20);
     member.remember_image(&[1; 32], [1, 2, 3, 4]);
     drop(member);
     let job = groups.create("run-7-7", &LimitSet::default());
@@ -202,7 +202,7 @@ fn tree(ground: &Ground) -> (Vec<Running>, Guarded, BTreeSet<String>) {
     let device = member
         .device(DeviceId::gpu([1; 16]), 1 << 30)
         .expect("room");
-    let charged = member.charge(&device, 1 << 20, &Nothing, Insistence::Full);
+    let charged = device.charge(1 << 20, &Nothing, Insistence::Full);
     charged.expect("fits");
     drop(member);
     said(&mut ground.gpulimit(&["gc"]));

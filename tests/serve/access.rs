@@ -396,8 +396,9 @@ fn both_addresses_of_localhost_are_taken() {
 fn public_shows_no_users_processes_commands_and_private_groups() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = rig.member("lab", GIB);
-    refuse(&member, &device, 8 * GIB);
+    let member = rig.member("lab", GIB);
+    let device = rig.on(&member);
+    refuse(&device, 8 * GIB);
     let collected = |server: &Server| {
         let events = server
             .place

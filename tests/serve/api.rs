@@ -17,12 +17,13 @@ fn used() -> (Rig, Vec<impl Sized>) {
         limits.set(Selector::All, Key::High, Size::Bytes(6 * GIB));
     };
     lab.write_limits(high).unwrap();
-    let (alice, device) = rig.member("lab/alice", 3 * GIB);
-    refuse(&alice, &device, 6 * GIB);
+    let alice = rig.member("lab/alice", 3 * GIB);
+    let device = rig.on(&alice);
+    refuse(&device, 6 * GIB);
     let second = alice.device(rig.gpu(1), 80 * GIB).unwrap();
-    charge(&alice, &second, GIB);
+    charge(&second, GIB);
     let other = rig.member("other", GIB);
-    (rig, vec![(alice, device), other])
+    (rig, vec![alice, other])
 }
 
 /// Removes what changes by itself: times of the present second.

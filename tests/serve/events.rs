@@ -10,7 +10,8 @@ use serde_json::Value;
 fn a_known_state_is_not_sent_again() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = rig.member("lab", GIB);
+    let member = rig.member("lab", GIB);
+    let device = rig.on(&member);
     let server = rig.unix(&[]);
     let ask = |known: &str| {
         let header = format!("If-None-Match: {known}");
@@ -35,7 +36,7 @@ fn a_known_state_is_not_sent_again() {
         true
     });
     let tag = &last.headers["etag"];
-    charge(&member, &device, GIB);
+    charge(&device, GIB);
     wait_until("the new state is sent", || {
         let answer = ask(tag);
         answer.status == 200 && answer.json()["groups"][0]["gpus"][0]["usage"] == 2 * GIB
@@ -48,15 +49,16 @@ fn a_known_state_is_not_sent_again() {
 fn an_entry_with_a_new_event_is_sent_again() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = rig.member("lab", GIB);
-    refuse(&member, &device, 8 * GIB);
+    let member = rig.member("lab", GIB);
+    let device = rig.on(&member);
+    refuse(&device, 8 * GIB);
     let server = rig.unix(&[]);
     let first = server.place.json("/api/v1/events")["events"][0].take();
     // A second is the unit of `since`.
     let whole = |time: &Value| time.as_str().expect("a time")[..19].to_owned();
     let mut last = first.clone();
     wait_until("the same request is refused in a later second", || {
-        refuse(&member, &device, 8 * GIB);
+        refuse(&device, 8 * GIB);
         last = server.place.json("/api/v1/events")["events"][0].take();
         whole(&last["until"]) > whole(&first["time"])
     });

@@ -143,12 +143,13 @@ fn metrics_are_what_show_prints() {
         limits.set(Selector::All, Key::Low, Size::Bytes(GIB));
     })
     .unwrap();
-    let (alice, device) = rig.member("lab/alice", 3 * GIB);
-    refuse(&alice, &device, 6 * GIB);
-    alice.publish(&device, Category::Linear, 2 * GIB);
-    alice.publish(&device, Category::Managed, GIB);
+    let alice = rig.member("lab/alice", 3 * GIB);
+    let device = rig.on(&alice);
+    refuse(&device, 6 * GIB);
+    device.publish(Category::Linear, 2 * GIB);
+    device.publish(Category::Managed, GIB);
     let second = alice.device(rig.gpu(1), 80 * GIB).unwrap();
-    charge(&alice, &second, GIB);
+    charge(&second, GIB);
     rig.group("k8s-1", Size::Bytes(GIB));
     let view = rig.world.root().path().join(".kubernetes/k8s-1");
     std::fs::create_dir_all(&view).unwrap();
@@ -279,7 +280,8 @@ fn metrics_are_what_show_prints() {
 fn memory_outside_all_groups_is_shown() {
     let rig = Rig::new();
     rig.group("lab", Size::Max);
-    let (member, device) = rig.member("lab", 0);
+    let member = rig.member("lab", 0);
+    let device = rig.on(&member);
     let mut command = rig.world.bare(gpulimit_programs::world::program());
     command.stdin(Stdio::piped());
     let mut program = gpulimit_programs::world::Session::start(command);
@@ -300,8 +302,8 @@ fn memory_outside_all_groups_is_shown() {
         .find(|line| line.starts_with("gpulimit_gpu_processes_outside{"));
     assert!(count.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
     // Managed memory of a group is charged, but NVML does not show it.
-    charge(&member, &device, used);
-    member.publish(&device, Category::Managed, used / 2);
+    charge(&device, used);
+    device.publish(Category::Managed, used / 2);
     server.until(|state| state["gpus"][0]["groups"] == used);
     assert_eq!((gpu("others"), gpu("outside")), (used - used / 2, used));
     let (_, errors) = program.end();
@@ -315,18 +317,19 @@ fn the_longest_wait_of_a_group_is_told() {
     rig.group("lab", Size::Bytes(2 * GIB));
     let mut set = rig.gpulimit(&["set", "lab", "on_limit=wait", "wait_timeout=5m"]);
     assert!(set.status().expect("started").success());
-    let (holder, held) = rig.member("lab", 2 * GIB);
-    let (member, device) = rig.member("lab", 0);
+    let holder = rig.member("lab", 2 * GIB);
+    let member = rig.member("lab", 0);
+    let device = rig.on(&member);
     let server = rig.unix(&[]);
     let oldest = || by_group(&parse(&text(&server)), "gpulimit_oldest_wait_seconds", 0)["lab"];
     assert_eq!(oldest(), 0.0);
     std::thread::scope(|scope| {
-        scope.spawn(|| charge(&member, &device, GIB));
+        scope.spawn(|| charge(&device, GIB));
         wait_until("the wait is told", || oldest() > 0.0);
         let top = rig.gpulimit(&["top", "--once"]).output().expect("started");
         let top = String::from_utf8_lossy(&top.stdout);
         assert!(top.contains("waits for 1.0 GiB"), "{top}");
-        drop((holder, held));
+        drop(holder);
     });
     wait_until("nobody waits", || oldest() == 0.0);
 }
@@ -335,16 +338,17 @@ fn the_longest_wait_of_a_group_is_told() {
 fn counters_never_fall() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));
-    let (member, device) = rig.member("lab", GIB);
-    refuse(&member, &device, 8 * GIB);
+    let member = rig.member("lab", GIB);
+    let device = rig.on(&member);
+    refuse(&device, 8 * GIB);
     let ledger = rig.world.root().group("lab").unwrap().ledger_path();
     let ledger = std::fs::File::options().read(true).write(true).open(ledger);
     let ledger = ledger.unwrap();
     // The statistics of the group are in the first 16 KiB.
     let mut early = vec![0; 16 << 10];
     ledger.read_exact_at(&mut early, 0).unwrap();
-    refuse(&member, &device, 8 * GIB);
-    refuse(&member, &device, 8 * GIB);
+    refuse(&device, 8 * GIB);
+    refuse(&device, 8 * GIB);
     let server = rig.unix(&[]);
     let before = parse(&text(&server));
     assert_eq!(by_group(&before, "gpulimit_refusals_total", 0)["lab"], 3.0);
@@ -362,7 +366,7 @@ fn counters_never_fall() {
         assert!(after[series] >= *value, "{series:?}: {value}");
     }
     // A group that is made anew begins at 0.
-    drop((member, device));
+    drop(member);
     for arguments in [&["rm", "lab"][..], &["create", "lab", "--max", "4G"]] {
         assert!(rig.gpulimit(arguments).output().unwrap().status.success());
     }
@@ -453,7 +457,7 @@ fn member_process() {
     let root = gpulimit_group::Root::at(root).unwrap();
     let member = gpulimit_group::Member::join(&root, "lab").expect("joined");
     let device = member.device(gpu.parse().unwrap(), 80 * GIB).unwrap();
-    charge(&member, &device, GIB);
+    charge(&device, GIB);
     println!("joined");
     let _ = std::io::stdin().read_line(&mut String::new());
 }

@@ -80,11 +80,15 @@ impl Rig {
     }
 
     /// Joins a group as a member that has charged these bytes on the first GPU.
-    pub fn member(&self, group: &str, bytes: u64) -> (Member, MemberDevice) {
+    pub fn member(&self, group: &str, bytes: u64) -> Member {
         let member = Member::join(self.world.root(), group).expect("joined");
-        let device = member.device(self.gpu_id(), 80 * GIB).expect("a device");
-        charge(&member, &device, bytes);
-        (member, device)
+        charge(&self.on(&member), bytes);
+        member
+    }
+
+    /// Returns a member on the first GPU.
+    pub fn on<'a>(&self, member: &'a Member) -> MemberDevice<'a> {
+        member.device(self.gpu_id(), 80 * GIB).expect("a device")
     }
 
     /// Starts a server at a TCP port that the system chooses.
@@ -122,18 +126,18 @@ pub fn steady(processes: &Value) -> Value {
 }
 
 /// Charges these bytes, which must fit.
-pub fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
-    member
-        .charge(device, bytes, &Nothing, Insistence::Full)
+pub fn charge(device: &MemberDevice<'_>, bytes: u64) {
+    device
+        .charge(bytes, &Nothing, Insistence::Full)
         .expect("fits");
 }
 
 /// Asks for these bytes, which must not fit. The refusal is counted.
-pub fn refuse(member: &Member, device: &MemberDevice, bytes: u64) {
-    let refusal = member
-        .charge(device, bytes, &Nothing, Insistence::Full)
+pub fn refuse(device: &MemberDevice<'_>, bytes: u64) {
+    let refusal = device
+        .charge(bytes, &Nothing, Insistence::Full)
         .expect_err("full");
-    member.count_refusal(device, "cuMemAlloc", bytes, &refusal);
+    device.count_refusal("cuMemAlloc", bytes, &refusal);
 }
 
 /// A running server.

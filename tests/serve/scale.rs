@@ -48,7 +48,7 @@ fn scrape_of_a_thousand_groups() {
         let member = Member::join(rig.world.root(), &name).expect("joined");
         for at in 0..each {
             let device = member.device(ids[(number + at) % 8], 80 * GIB).unwrap();
-            charge(&member, &device, GIB);
+            charge(&device, GIB);
         }
         if number < live {
             members.push(member);

@@ -123,12 +123,13 @@ fn every_verb_says_what_it_said() {
     let lab = rig.world.root().group("lab").unwrap();
     lab.write_limits(|limits| limits.set(Selector::All, Key::High, Size::Bytes(6 * GIB)))
         .unwrap();
-    let (alice, device) = rig.member("lab/alice", 3 * GIB);
-    alice.publish(&device, Category::Linear, 2 * GIB);
-    alice.publish(&device, Category::Managed, GIB);
+    let alice = rig.member("lab/alice", 3 * GIB);
+    let device = rig.on(&alice);
+    device.publish(Category::Linear, 2 * GIB);
+    device.publish(Category::Managed, GIB);
     let second = alice.device(rig.gpu(1), 80 * GIB).unwrap();
-    charge(&alice, &second, GIB);
-    refuse(&alice, &device, 6 * GIB);
+    charge(&second, GIB);
+    refuse(&device, 6 * GIB);
     for (name, policy) in [
         (
             "good",

@@ -4,7 +4,7 @@
 //! Each file contains its format's version, and a build refuses other versions. A program can
 //! compare two builds by these numbers before a file is refused.
 
-const LEDGER: u64 = 5;
+const LEDGER: u64 = 6;
 const LIMITS: u64 = 4;
 const RULES: u64 = 1;
 
@@ -47,7 +47,7 @@ fn added() -> u64 {
 }
 
 /// The version of this build, followed by the versions of its file formats in parentheses:
-/// `0.1.0 (ledger 5, limits 4, rules 1)`. The text is padded with zero bytes.
+/// `0.1.0 (ledger 6, limits 4, rules 1)`. The text is padded with zero bytes.
 ///
 /// `libgpulimit.so` exports this constant, to be read without loading the library.
 pub const BYTES: [u8; 128] = {
@@ -90,7 +90,7 @@ pub fn text() -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), formats())
 }
 
-/// Returns the versions of this build's file formats: `ledger 5, limits 4, rules 1`.
+/// Returns the versions of this build's file formats: `ledger 6, limits 4, rules 1`.
 pub fn formats() -> String {
     let [ledger, limits, rules] = [ledger(), limits(), rules()];
     format!("ledger {ledger}, limits {limits}, rules {rules}")

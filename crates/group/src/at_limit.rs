@@ -9,7 +9,7 @@
 //! 7. The request is refused.
 
 use super::demand::Asking;
-use super::member::{MAX_DEPTH, Member, MemberDevice, Refusal, Spared, Station};
+use super::member::{At, MAX_DEPTH, Member, MemberDevice, Refusal, Spared};
 use super::oom::Awaited;
 use super::signals::Deferred;
 use super::trail::{Traced, happening};
@@ -49,49 +49,43 @@ pub enum Insistence {
     Within(Duration),
 }
 
-impl Member {
+impl<'a> MemberDevice<'a> {
     /// Charges `bytes` in the group and in all groups above it, or in none. The group's options
     /// decide about waiting and killing.
     #[inline]
     pub fn charge(
         &self,
-        device: &MemberDevice,
         bytes: u64,
         pressure: &dyn Pressure,
         insistence: Insistence,
-    ) -> Result<(), Refusal<'_>> {
-        let at_once = || {
-            self.on_path(device, Spared::Unseen, |path| {
-                ledger::try_charge(path, bytes)
-            })
-        };
-        if !self.has_waiters() && at_once() {
+    ) -> Result<(), Refusal<'a>> {
+        let at_once = || self.on_path(Spared::Unseen, |path| ledger::try_charge(path, bytes));
+        if !self.member().has_waiters() && at_once() {
             return Ok(());
         }
-        charge(self, device, bytes, pressure, insistence, &())
+        charge(*self, bytes, pressure, insistence, &())
     }
 
-    /// Does the same as [`Member::charge`], and adds the bytes to `idle`: they are not in use yet.
+    /// Does the same as [`MemberDevice::charge`], and adds the bytes to `idle`: they are not in use
+    /// yet.
     pub fn charge_ahead(
         &self,
-        device: &MemberDevice,
         bytes: u64,
         pressure: &dyn Pressure,
         insistence: Insistence,
         idle: &dyn Idle,
-    ) -> Result<(), Refusal<'_>> {
-        if !self.has_waiters() && self.try_sparing(device, Spared::Unseen, bytes, idle) {
+    ) -> Result<(), Refusal<'a>> {
+        if !self.member().has_waiters() && self.try_sparing(Spared::Unseen, bytes, idle) {
             return Ok(());
         }
-        charge(self, device, bytes, pressure, insistence, idle)
+        charge(*self, bytes, pressure, insistence, idle)
     }
 }
 
 /// Charges a request whose first attempt did not fit.
 #[cold]
 fn charge<'a>(
-    member: &'a Member,
-    device: &MemberDevice,
+    device: MemberDevice<'a>,
     bytes: u64,
     pressure: &dyn Pressure,
     insistence: Insistence,
@@ -99,7 +93,6 @@ fn charge<'a>(
 ) -> Result<(), Refusal<'a>> {
     let _undisturbed = Undisturbed::new();
     let request = Request {
-        member,
         device,
         bytes,
         pressure,
@@ -175,8 +168,7 @@ impl Pressure for Current<'_> {
 }
 
 pub(super) struct Request<'a, 'b> {
-    pub(super) member: &'a Member,
-    pub(super) device: &'b MemberDevice,
+    pub(super) device: MemberDevice<'a>,
     pub(super) bytes: u64,
     pub(super) pressure: &'b dyn Pressure,
     pub(super) idle: &'b dyn Idle,
@@ -203,18 +195,18 @@ pub(super) struct Lack {
 }
 
 impl<'a> Request<'a, '_> {
-    pub(super) fn station(&self, level: usize) -> &'a Station {
-        &self.member.levels[level]
+    pub(super) fn at(&self, level: usize) -> At<'_> {
+        self.device.at(level)
     }
 
     pub(super) fn options(&self, level: usize) -> Options {
-        self.station(level).limits.options()
+        self.at(level).limits.options()
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
         // A request that never fits waits behind no other one.
         if insistence != Insistence::None
-            && self.bytes <= self.member.max(self.device)
+            && self.bytes <= self.device.max()
             && let Some(level) = self.line_ahead()
             && !self.is_full_below(level, self.bytes)
         {
@@ -223,13 +215,12 @@ impl<'a> Request<'a, '_> {
         if insistence == Insistence::AtOnce {
             self.look(false)?;
             let Self {
-                member,
                 device,
                 bytes,
                 idle,
                 ..
             } = *self;
-            let granted = member.try_sparing(device, Spared::Low, bytes, idle);
+            let granted = device.try_sparing(Spared::Low, bytes, idle);
             return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
@@ -248,11 +239,11 @@ impl<'a> Request<'a, '_> {
     /// charge and limit.
     #[cold]
     pub(super) fn refused_at(&self, level: usize) -> Refused {
-        let (station, index) = (self.station(level), self.device.index[level]);
+        let at = self.at(level);
         Refused {
             level,
-            charged: station.ledger.charged(index),
-            max: station.bounds(self.device, index).max,
+            charged: at.charged(),
+            max: at.bounds().max,
             pending: 0,
         }
     }
@@ -262,26 +253,25 @@ impl<'a> Request<'a, '_> {
     /// second.
     fn restrain(&self) -> [bool; MAX_DEPTH] {
         let (mut above, mut noted) = (false, [false; MAX_DEPTH]);
-        for (at, station) in self.member.levels.iter().enumerate() {
-            let index = self.device.index[at];
-            let bounds = station.bounds(self.device, index);
+        for (level, at) in self.device.levels().enumerate() {
+            let bounds = at.bounds();
             if bounds.high >= bounds.max {
                 continue;
             }
             let is_above = |charged: u64| charged.saturating_add(self.bytes) > bounds.high;
-            if !is_above(station.ledger.charged(index)) {
+            if !is_above(at.charged()) {
                 continue;
             }
             above = true;
-            if station.ledger.note_above_high(index) {
-                self.member.clean(self.device, self.pressure.witness());
-                let charged = station.ledger.charged(index);
+            if at.ledger.note_above_high(at.index) {
+                self.device.clean(self.pressure.witness());
+                let charged = at.charged();
                 if !is_above(charged) {
                     continue;
                 }
-                station.ledger.ask_members();
-                self.record_at(at, EventKind::High, charged, bounds.high);
-                noted[at] = true;
+                at.ledger.ask_members();
+                self.record_at(level, EventKind::High, charged, bounds.high);
+                noted[level] = true;
             }
         }
         if above {
@@ -293,16 +283,13 @@ impl<'a> Request<'a, '_> {
     /// Returns the level of a group with `on_limit=wait` in which other requests wait. Level 0 is
     /// the process's group.
     fn line_ahead(&self) -> Option<usize> {
-        let waits = |(at, station): &(usize, &Station)| {
-            station
-                .ledger
-                .somebody_waits(&station.slot, self.device.index[*at])
+        let waits = |at: At<'_>| {
+            at.ledger.somebody_waits(&at.slot, at.index)
                 // No other process gets the memory that is kept for this process's job.
-                && !station.slot.has_room(self.device.index[*at])
-                && self.options(*at).on_limit == OnLimit::Wait
+                && !at.slot.has_room(at.index)
+                && at.limits.options().on_limit == OnLimit::Wait
         };
-        let mut levels = self.member.levels.iter().enumerate();
-        levels.find(waits).map(|(at, _)| at)
+        self.device.levels().position(waits)
     }
 
     /// Tries to charge the request: reclaims, removes dead members, asks other members, and finally
@@ -311,8 +298,9 @@ impl<'a> Request<'a, '_> {
         self.look(true)?;
         let charge = |spared| {
             for _ in 0..CHANGES {
-                let current = Current::new(self.member, self.pressure);
-                let path = &self.member.whole_path(self.device, spared)[..self.member.levels.len()];
+                let current = Current::new(self.device.member(), self.pressure);
+                let path = self.device.whole_path(spared);
+                let path = &path[..self.device.member().levels.len()];
                 let charged = ledger::charge_ahead(path, self.bytes, &current, self.idle);
                 let is_protected = path.iter().any(|level| level.protection.is_some());
                 if !current.is_outdated() {
@@ -320,8 +308,7 @@ impl<'a> Request<'a, '_> {
                 }
                 // The limits changed after the charge was granted, so undo the charge and retry.
                 if charged.is_ok() {
-                    self.member
-                        .uncharge_idle(self.device, self.bytes, self.idle);
+                    self.device.uncharge_idle(self.bytes, self.idle);
                 }
             }
             (Err(self.refused_at(0)), false)
@@ -340,7 +327,7 @@ impl<'a> Request<'a, '_> {
     #[inline(never)]
     fn look(&self, gives: bool) -> Result<(), Refused> {
         let last = self.lack.take();
-        let Some((keep, level)) = self.member.keep_free(self.device) else {
+        let Some((keep, level)) = self.device.keep_free() else {
             return Ok(());
         };
         let charged = self.refused_at(level).charged;
@@ -387,8 +374,8 @@ impl<'a> Request<'a, '_> {
         let mut awaited = Awaited::default();
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
-            let station = self.station(refused.level);
-            let own = station.slot.charged(self.device.index[refused.level]);
+            let at = self.at(refused.level);
+            let own = at.slot.charged(at.index);
             let lack = self.lack.get();
             let fits_ever =
                 self.bytes <= refused.max && (lack.is_none() || self.is_for_outsiders(own));
@@ -434,9 +421,8 @@ impl<'a> Request<'a, '_> {
         time: Option<Duration>,
     ) -> Result<(), Refused> {
         let level = refused.level;
-        let station = self.station(level);
-        let index = self.device.index[level];
-        if self.lack.get().is_none() && !station.others_hold(index) {
+        let at = self.at(level);
+        if self.lack.get().is_none() && !at.others_hold() {
             // The other members may have given their memory back since the refusal.
             return self.attempt();
         }
@@ -447,12 +433,12 @@ impl<'a> Request<'a, '_> {
         let signals = Deferred::new();
         let asks_until = asking.as_ref().map(|asking| asking.until);
         let end = until.max(asks_until).unwrap_or_else(Instant::now);
-        let mut line = Line::join(&station.slot, index, self.bytes, end);
+        let mut line = Line::join(&at.station.slot, at.index, self.bytes, end);
         if until.is_some() {
             self.record(EventKind::Wait, &refused);
         }
         let mut last = refused;
-        let mut still = Still::of(self.member);
+        let mut still = Still::of(self.device.member());
         let (mut asked, mut pause) = (began, ANEW);
         let waited = loop {
             let asks = match &mut asking {
@@ -478,7 +464,7 @@ impl<'a> Request<'a, '_> {
             if signals.has_pending() || self.pressure.is_needless() {
                 break Err(last);
             }
-            let others_hold = station.others_hold(index) || self.lack.get().is_some();
+            let others_hold = at.others_hold() || self.lack.get().is_some();
             if !(asks || until.is_some()) || !others_hold {
                 // The other members may have given their memory back since the attempt.
                 break self.attempt();
@@ -491,12 +477,12 @@ impl<'a> Request<'a, '_> {
                     continue;
                 }
             }
-            if self.is_for_program && !asks && still.is_for_ever(station, index) {
+            if self.is_for_program && !asks && still.is_for_ever(&at) {
                 // In line, the request may wait behind one that cannot be granted.
                 match self.attempt() {
                     Ok(()) => break Ok(()),
                     // Outsiders may end what `keep_free` lacks.
-                    Err(_) if self.is_for_outsiders(station.ledger.charged(index)) => {}
+                    Err(_) if self.is_for_outsiders(at.charged()) => {}
                     Err(error) => {
                         self.is_stuck.set(true);
                         break Err(error);
@@ -531,8 +517,8 @@ impl<'a> Request<'a, '_> {
         }
         let waited = began.elapsed();
         self.waited.set(waited.as_secs());
-        for (at, station) in self.member.levels.iter().enumerate() {
-            station.ledger.note_wait(self.device.index[at], waited);
+        for at in self.device.levels() {
+            at.ledger.note_wait(at.index, waited);
         }
     }
 
@@ -544,19 +530,17 @@ impl<'a> Request<'a, '_> {
     #[cold]
     pub(super) fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
         let happening = happening(kind, self.device.index[level], self.bytes, charged, max);
-        self.member
-            .record(level, &happening, self.pressure.function());
+        (self.device.member()).record(level, &happening, self.pressure.function());
     }
 
     pub(super) fn refusal(&self, refused: Refused) -> Refusal<'a> {
-        let station = self.station(refused.level);
-        let index = self.device.index[refused.level];
-        let kept = station.kept(index);
-        let taken = kept.saturating_add(station.beyond(index));
+        let at = self.at(refused.level);
+        let kept = at.kept();
+        let taken = kept.saturating_add(at.beyond());
         let left = (refused.max.saturating_sub(refused.charged)).saturating_sub(taken);
         let lack = self.lack.get();
         Refusal {
-            group: &station.name,
+            group: self.device.name(refused.level),
             bytes: self.bytes,
             charged: refused.charged,
             max: refused.max,
@@ -582,11 +566,11 @@ impl<'a> Still<'a> {
     }
 
     /// Returns whether this request must be refused, because the members wait for each other.
-    pub(super) fn is_for_ever(&mut self, station: &Station, index: DeviceIndex) -> bool {
+    pub(super) fn is_for_ever(&mut self, at: &At<'_>) -> bool {
         let Self(member, still) = self;
-        still.look(&station.ledger, index, member.gate().has_calls());
+        still.look(&at.ledger, at.index, member.gate().has_calls());
         (member.levels.iter()).for_each(|level| still.show(&level.slot));
-        still.is_for_ever(&station.slot, index)
+        still.is_for_ever(&at.slot, at.index)
     }
 }
 

@@ -2,32 +2,32 @@
 //! that needs memory.
 
 use super::at_limit::Request;
-use super::member::{Member, MemberDevice, Station};
+use super::member::{At, Member, MemberDevice, Station};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{
-    Answer, Askable, Category, Demand, Details, DeviceIndex, EventKind, PressureWords, Reason,
-    Refused, Slot, Witness,
+    Answer, Askable, Category, Demand, Details, EventKind, PressureWords, Reason, Refused, Slot,
+    Witness,
 };
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
 
 /// A demand that a thread of this process was told, kept until the thread answers.
-#[derive(Copy, Clone, Debug)]
-pub struct Told {
+#[derive(Copy, Clone)]
+pub struct Told<'a> {
     /// The number of the demand.
     pub number: u64,
-    device: MemberDevice,
+    device: MemberDevice<'a>,
     bytes: u64,
     /// Bytes that this process used.
     in_use: u64,
 }
 
 /// The memory that this process is asked to give back.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone)]
 pub struct Demanded<'a> {
     /// The argument of [`Member::answer`]. `None` if another thread has to answer a demand.
-    pub told: Option<Told>,
+    pub told: Option<Told<'a>>,
     /// The device.
     pub device: DeviceId,
     /// Bytes, no more than this process can give back.
@@ -42,13 +42,13 @@ impl Station {
     fn pressure_timeout(&self) -> Duration {
         self.limits.options().pressure_timeout
     }
+}
 
+impl At<'_> {
     /// Returns the bytes in use above the limit or above `high`.
-    fn excess(&self, device: &MemberDevice, index: DeviceIndex, reason: Reason) -> u64 {
-        let Bounds { max, high, .. } = self.bounds(device, index);
-        let usage = self.ledger.usage(index);
-        let in_use = usage.charged.saturating_sub(usage.idle);
-        in_use.saturating_sub(match reason {
+    fn excess(&self, reason: Reason) -> u64 {
+        let Bounds { max, high, .. } = self.bounds();
+        self.in_use().saturating_sub(match reason {
             Reason::High => high,
             Reason::Request | Reason::Limit => max,
         })
@@ -82,8 +82,8 @@ impl Member {
     }
 
     /// Tells the processes that have asked for memory that this process has given what it can.
-    pub fn answer(&self, told: &Told) {
-        let in_use = self.own_usage(&told.device).in_use();
+    pub fn answer(&self, told: &Told<'_>) {
+        let in_use = told.device.own_usage().in_use();
         let answer = match told.in_use.saturating_sub(in_use) < told.bytes {
             true => Answer::TooLittle,
             false => Answer::Enough,
@@ -145,20 +145,19 @@ impl Member {
             Some((level, self.device(entry.id, entry.capacity).ok()?))
         };
         let (level, device) = find().ok_or(Answer::TooLittle)?;
-        let station = &self.levels[level];
+        let at = device.at(level);
         let needed = match reason {
             // The request does not wait any more, or asks again.
-            Reason::Request if self.pressure().since_asked() > station.pressure_timeout() => 0,
+            Reason::Request if self.pressure().since_asked() > at.pressure_timeout() => 0,
             Reason::Request => bytes,
             // Members may have given since the demand.
-            Reason::High | Reason::Limit => {
-                bytes.min(station.excess(&device, device.index[level], reason))
-            }
+            Reason::High | Reason::Limit => bytes.min(at.excess(reason)),
         };
         if needed == 0 {
             return Err(Answer::Enough);
         }
-        self.demanded(&device, level, needed, reason, Some(number))
+        device
+            .demanded(level, needed, reason, Some(number))
             .ok_or(Answer::TooLittle)
     }
 
@@ -171,21 +170,20 @@ impl Member {
         // The thread that is told answers for the process, unless another one still has to.
         let answer = self.pressure().last_answer();
         let number = answer.map(|_| self.demands());
-        let mut most: Option<(Demanded<'_>, MemberDevice, usize)> = None;
+        let mut most: Option<(Demanded<'_>, MemberDevice<'_>, usize)> = None;
         for entry in self.ledger().devices() {
             let Ok(device) = self.device(entry.id, entry.capacity) else {
                 continue;
             };
-            self.clean(&device, witness);
-            for (level, station) in self.levels.iter().enumerate() {
-                let index = device.index[level];
+            device.clean(witness);
+            for (level, at) in device.levels().enumerate() {
                 let reasons = [Reason::Limit, Reason::High];
-                let excess = reasons.map(|reason| (station.excess(&device, index, reason), reason));
+                let excess = reasons.map(|reason| (at.excess(reason), reason));
                 let Some((bytes, reason)) = excess.into_iter().find(|(bytes, _)| *bytes > 0) else {
                     continue;
                 };
-                let bytes = self.own_part(&device, level, bytes, reason);
-                let demanded = self.demanded(&device, level, bytes, reason, number);
+                let bytes = device.own_part(level, bytes, reason);
+                let demanded = device.demanded(level, bytes, reason, number);
                 let rank = |it: &Demanded<'_>| (it.reason == Reason::Limit, it.bytes);
                 if demanded.as_ref().map(rank) > most.as_ref().map(|(most, ..)| rank(most)) {
                     most = demanded.map(|demanded| (demanded, device, level));
@@ -195,72 +193,63 @@ impl Member {
         let (demanded, device, level) = most?;
         // One event, and not one each second, of a process that has nothing more to give.
         if answer == Some(Answer::Enough) {
-            let charged = self.levels[level].ledger.charged(device.index[level]);
             let what = (EventKind::Asked, demanded.bytes, 1);
-            self.record_demand(&device, level, what, charged, "");
+            device.record_demand(level, what, device.at(level).charged(), "");
         }
         Some(demanded)
     }
+}
 
+impl<'a> MemberDevice<'a> {
     /// Returns this process's part of the `bytes` that a group has too much: what the larger
     /// members cannot give. Leaves out those that gave too little when they were last asked. Asks
     /// the others for their parts.
-    fn own_part(&self, device: &MemberDevice, level: usize, bytes: u64, reason: Reason) -> u64 {
-        let station = &self.levels[level];
+    fn own_part(&self, level: usize, bytes: u64, reason: Reason) -> u64 {
         let top = &self.top().ledger;
-        let own = station.slot.index();
+        let own = self.at(level).slot.index();
         let has_no_more = |member: &Askable| {
             member.slot != own && top.pressure(member).last_answer() == Some(Answer::TooLittle)
         };
-        let (plan, _) = self.share(device, level, bytes, None, &[], &has_no_more);
-        self.ask_others(device, level, &plan, reason, "");
+        let (plan, _) = self.share(level, bytes, None, &[], &has_no_more);
+        self.ask_others(level, &plan, reason, "");
         let part = plan.iter().find(|(member, _)| member.slot == own);
         part.map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Asks each member of a plan but this process, and records that.
-    fn ask_others(
-        &self,
-        device: &MemberDevice,
-        level: usize,
-        plan: &[(Askable, u64)],
-        reason: Reason,
-        function: &str,
-    ) {
-        let own = self.levels[level].slot.index();
+    fn ask_others(&self, level: usize, plan: &[(Askable, u64)], reason: Reason, function: &str) {
+        let own = self.at(level).slot.index();
         let others = plan.iter().filter(|(member, _)| member.slot != own);
         // As if always needed: a later demand would hide that a member does not answer.
         let why = (reason, Duration::MAX);
-        self.ask_each(device, level, others, why, function, |_, _| {});
+        self.ask_each(level, others, why, function, |_, _| {});
     }
 
     /// Asks each member of a plan that was not asked a moment ago, for memory that has been needed
     /// for some time. Leaves out a member that has not answered a later demand: that one was made
     /// for all who need memory. Tells `asked` of each member whether it was asked now. Records the
     /// demands as one event, with the charge before them. Returns whether any member was asked.
-    fn ask_each<'a>(
+    fn ask_each<'p>(
         &self,
-        device: &MemberDevice,
         level: usize,
-        plan: impl IntoIterator<Item = &'a (Askable, u64)>,
+        plan: impl IntoIterator<Item = &'p (Askable, u64)>,
         (reason, needed_for): (Reason, Duration),
         function: &str,
         mut asked: impl FnMut(&Askable, bool),
     ) -> bool {
-        let top = self.levels.len() - 1;
-        let ledger = &self.top().ledger;
-        let charged = self.levels[level].ledger.charged(device.index[level]);
+        let (top, depth) = (self.top(), self.member.levels.len() - 1 - level);
+        let charged = self.at(level).charged();
         let (mut sum, mut count) = (0u64, 0);
         for (member, bytes) in plan {
             let demand = Demand {
-                device: device.index[top],
-                depth: (top - level) as u8,
+                device: top.index,
+                depth: depth as u8,
                 bytes: *bytes,
                 reason,
             };
-            let is_for_all = ledger.pressure(member).last_answer().is_none()
-                && ledger.pressure(member).since_asked() < needed_for;
-            let is_asked = !is_for_all && ledger.ask(member, demand);
+            let is_for_all = top.ledger.pressure(member).last_answer().is_none()
+                && top.ledger.pressure(member).since_asked() < needed_for;
+            let is_asked = !is_for_all && top.ledger.ask(member, demand);
             if is_asked {
                 sum = sum.saturating_add(*bytes);
                 count += 1;
@@ -269,7 +258,7 @@ impl Member {
         }
         if count > 0 {
             let what = (EventKind::Asked, sum, count);
-            self.record_demand(device, level, what, charged, function);
+            self.record_demand(level, what, charged, function);
         }
         count > 0
     }
@@ -277,21 +266,19 @@ impl Member {
     /// Records a number of bytes and a count.
     fn record_demand(
         &self,
-        device: &MemberDevice,
         level: usize,
         (kind, bytes, count): (EventKind, u64, u64),
         charged: u64,
         function: &str,
     ) {
-        let index = device.index[level];
-        let max = self.levels[level].bounds(device, index).max;
-        let happening = happening(kind, index, bytes, charged, max);
+        let at = self.at(level);
+        let happening = happening(kind, at.index, bytes, charged, at.bounds().max);
         let details = Details {
             function,
             count,
             ..Details::default()
         };
-        self.record_with(level, &happening, details);
+        self.member.record_with(level, &happening, details);
     }
 
     /// Divides `bytes` among the registered members of the group at `level`, the largest first.
@@ -301,23 +288,20 @@ impl Member {
     /// bytes that no member can give.
     fn share(
         &self,
-        device: &MemberDevice,
         level: usize,
         bytes: u64,
         but: Option<&Slot>,
         asked: &[Asked],
         has_no_more: &dyn Fn(&Askable) -> bool,
     ) -> (Vec<(Askable, u64)>, u64) {
-        let station = &self.levels[level];
-        let index = device.index[level];
-        let top = &self.top().ledger;
-        let time = station.pressure_timeout();
-        let mut members = station.ledger.askable(index, top, but);
+        let (at, top) = (self.at(level), &self.top().ledger);
+        let time = at.pressure_timeout();
+        let mut members = at.ledger.askable(at.index, top, but);
         members.retain(|member| !top.pressure(member).is_silent_for(time) && !has_no_more(member));
         let coming = |member: &Askable| {
             let asked = asked.iter().find(|asked| asked.slot == member.slot)?;
             let is_open = top.pressure(member).answer(asked.demand).is_none();
-            let now = station.ledger.charged_by(member.slot, index);
+            let now = at.ledger.charged_by(member.slot, at.index);
             is_open.then(|| asked.bytes.saturating_sub(asked.from.saturating_sub(now)))
         };
         let (open, free): (Vec<_>, Vec<_>) = members
@@ -339,7 +323,7 @@ impl Member {
                 let counted = plan.iter().filter(|(other, _)| is_counted(other));
                 counted.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes))
             };
-            let unprotected = station.unprotected(index, member.child);
+            let unprotected = at.unprotected(member.child);
             let own = member
                 .in_use
                 .saturating_sub(taken(&|other| other.slot == member.slot));
@@ -355,44 +339,39 @@ impl Member {
 
     fn demanded(
         &self,
-        device: &MemberDevice,
         level: usize,
         bytes: u64,
         reason: Reason,
         number: Option<u64>,
-    ) -> Option<Demanded<'_>> {
-        let bytes = bytes.min(self.unprotected(device, level));
+    ) -> Option<Demanded<'a>> {
+        let bytes = bytes.min(self.unprotected(level));
         let told = number.map(|number| Told {
             number,
-            device: *device,
+            device: *self,
             bytes,
-            in_use: self.own_usage(device).in_use(),
+            in_use: self.own_usage().in_use(),
         });
         (bytes > 0).then(|| Demanded {
             told,
-            device: device.id(),
+            device: self.id(),
             bytes,
             reason,
-            group: &self.levels[level].name,
+            group: self.name(level),
         })
     }
 
     /// Returns the bytes in use of this process that its groups below `level` do not protect,
     /// without those that the driver takes itself.
-    fn unprotected(&self, device: &MemberDevice, level: usize) -> u64 {
-        let own = self.own_usage(device);
+    fn unprotected(&self, level: usize) -> u64 {
+        let own = self.own_usage();
         let own = own.in_use().saturating_sub(own.of(Category::Driver));
-        let spared = self.levels[..level]
-            .iter()
-            .enumerate()
-            .map(|(at, station)| {
-                let index = device.index[at];
-                let Bounds { low, min, .. } = station.bounds(device, index);
-                match low.max(min) {
-                    0 => u64::MAX,
-                    kept => station.ledger.charged(index).saturating_sub(kept),
-                }
-            });
+        let spared = self.levels().take(level).map(|at| {
+            let Bounds { low, min, .. } = at.bounds();
+            match low.max(min) {
+                0 => u64::MAX,
+                kept => at.charged().saturating_sub(kept),
+            }
+        });
         spared.fold(own, u64::min)
     }
 }
@@ -478,9 +457,8 @@ impl Request<'_, '_> {
     /// if they do not hold enough any more, without those that have given too little. `pending`
     /// bytes of ended processes will soon be free.
     pub(super) fn ask(&self, asking: &mut Asking, pending: u64) -> bool {
-        let index = self.device.index[asking.level];
-        let station = self.station(asking.level);
-        let ledger = &station.ledger;
+        let at = self.at(asking.level);
+        let (index, ledger) = (at.index, &at.ledger);
         for asked in &mut asking.asked {
             asked.note(ledger.charged_by(asked.slot, index));
         }
@@ -488,12 +466,12 @@ impl Request<'_, '_> {
             return false;
         };
         // A member is asked five times a second at most: for what all requests lack that wait.
-        let top = &self.member.top().ledger;
+        let top = &self.device.top().ledger;
         if plan
             .iter()
             .all(|(member, _)| top.pressure(member).last_answer().is_some())
         {
-            let others = ledger.awaited(&station.slot, index);
+            let others = ledger.awaited(&at.slot, index);
             let all = self.plan(asking.level, &asking.asked, pending, others);
             plan = all.unwrap_or(plan);
         }
@@ -508,17 +486,17 @@ impl Request<'_, '_> {
         for (member, bytes) in &plan {
             let from = ledger.charged_by(member.slot, index);
             let mut asked = asking.asked.iter();
-            let at = asked.position(|it| it.slot == member.slot);
+            let known = asked.position(|it| it.slot == member.slot);
             let asked = Asked {
                 slot: member.slot,
-                before: at.map_or(from, |at| asking.asked[at].before),
+                before: known.map_or(from, |at| asking.asked[at].before),
                 from,
                 bytes: *bytes,
                 demand: 0,
                 least: from,
                 moved: Instant::now(),
             };
-            match at {
+            match known {
                 Some(at) => asking.asked[at] = asked,
                 None => asking.asked.push(asked),
             }
@@ -534,8 +512,7 @@ impl Request<'_, '_> {
         };
         let why = (Reason::Request, asking.began.elapsed());
         let (level, function) = (asking.level, self.pressure.function());
-        let member = self.member;
-        asking.is_recorded |= member.ask_each(self.device, level, &plan, why, function, each);
+        asking.is_recorded |= (self.device).ask_each(level, &plan, why, function, each);
         self.plan(asking.level, &asking.asked, pending, 0).is_some()
     }
 
@@ -544,29 +521,25 @@ impl Request<'_, '_> {
         if !asking.is_recorded {
             return;
         }
-        let index = self.device.index[asking.level];
-        let ledger = &self.station(asking.level).ledger;
+        let at = self.at(asking.level);
         let fallen = asking.asked.iter().map(|asked| {
-            let now = ledger.charged_by(asked.slot, index);
+            let now = at.ledger.charged_by(asked.slot, at.index);
             asked.before.saturating_sub(now)
         });
         let bytes = fallen.fold(0, u64::saturating_add);
         let took = u64::try_from(asking.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let what = (EventKind::Given, bytes, took);
-        let (charged, function) = (ledger.charged(index), self.pressure.function());
-        self.member
-            .record_demand(self.device, asking.level, what, charged, function);
+        let function = self.pressure.function();
+        (self.device).record_demand(asking.level, what, at.charged(), function);
     }
 
     /// Asks the other members of the group for the memory above `high`. This process is told its
     /// part when a thread of it looks.
     pub(super) fn ask_for_high(&self, level: usize) {
-        let member = self.member;
-        let index = self.device.index[level];
-        let excess = self.station(level).excess(self.device, index, Reason::High);
-        let (plan, _) = member.share(self.device, level, excess, None, &[], &|_| false);
+        let excess = self.at(level).excess(Reason::High);
+        let (plan, _) = (self.device).share(level, excess, None, &[], &|_| false);
         let function = self.pressure.function();
-        member.ask_others(self.device, level, &plan, Reason::High, function);
+        (self.device).ask_others(level, &plan, Reason::High, function);
     }
 
     /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
@@ -579,16 +552,14 @@ impl Request<'_, '_> {
         pending: u64,
         others: u64,
     ) -> Option<Vec<(Askable, u64)>> {
-        let station = self.station(level);
-        let index = self.device.index[level];
-        let max = station.bounds(self.device, index).max;
-        let kept = station.kept(index).saturating_add(station.beyond(index));
-        let room = max.saturating_sub(kept);
-        let charged = station.ledger.charged(index).saturating_sub(pending);
+        let at = self.at(level);
+        let kept = at.kept().saturating_add(at.beyond());
+        let room = at.bounds().max.saturating_sub(kept);
+        let charged = at.charged().saturating_sub(pending);
         let lacks = |bytes: u64| charged.saturating_add(bytes).saturating_sub(room);
         let (own, all) = (lacks(self.bytes), lacks(self.bytes.saturating_add(others)));
-        let top = &self.member.top().ledger;
-        let patience = station.pressure_timeout() / 2;
+        let top = &self.device.top().ledger;
+        let patience = at.pressure_timeout() / 2;
         let answer = |asked: &Asked, member: &Askable| {
             (asked.slot == member.slot && asked.demand != 0)
                 .then(|| top.pressure(member).answer(asked.demand))
@@ -603,10 +574,9 @@ impl Request<'_, '_> {
                 .filter(|asked| asked.moved.elapsed() >= patience);
             slow.any(|asked| answer(asked, member) == Some(None))
         };
-        let but = Some(&station.slot);
+        let but = Some(&at.station.slot);
         let plan = |is_out: &dyn Fn(&Askable) -> bool| {
-            let member = self.member;
-            let (plan, left) = member.share(self.device, level, all, but, asked, is_out);
+            let (plan, left) = (self.device).share(level, all, but, asked, is_out);
             (left <= all - own).then_some(plan)
         };
         // The plan includes slow members only if the others do not hold enough.

@@ -6,7 +6,7 @@
 //! up, and enters again when it is resumed.
 
 use super::at_limit::{ANEW, ANEW_MOST, Current, Insistence, NAP, Request, Still};
-use super::member::{Member, MemberDevice, Refusal, Spared};
+use super::member::{MemberDevice, Refusal, Spared};
 use super::name::{self, Kind};
 use super::oom::Awaited;
 use super::signals::Deferred;
@@ -18,24 +18,22 @@ use gpulimit_limits::OnLimit;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-impl Member {
+impl<'a> MemberDevice<'a> {
     /// Waits until this process may make its first context on the device, where its groups make
-    /// requests wait. `bytes`: what the context takes. Call [`Member::stay`] when it is made, and
-    /// [`Member::turn_back`] if it is not.
+    /// requests wait. `bytes`: what the context takes. Call [`MemberDevice::stay`] when it is made,
+    /// and [`MemberDevice::turn_back`] if it is not.
     ///
     /// With [`Insistence::Within`], only waits for what is kept for the job of this process, and
     /// keeps it as long as this membership lasts.
     pub fn enter(
         &self,
-        device: &MemberDevice,
         bytes: u64,
         pressure: &dyn Pressure,
         insistence: Insistence,
-    ) -> Result<(), Refusal<'_>> {
+    ) -> Result<(), Refusal<'a>> {
         let _undisturbed = Undisturbed::new();
         let mut request = Request {
-            member: self,
-            device,
+            device: *self,
             bytes,
             pressure,
             idle: &(),
@@ -44,8 +42,11 @@ impl Member {
             is_stuck: Cell::new(false),
             waited: Cell::default(),
         };
-        let levels = (0..self.levels.len()).rev();
-        for level in levels.filter(|level| self.makes_wait(device, *level)) {
+        for (level, at) in self.levels().enumerate().rev() {
+            // Only a group with a limit makes requests wait.
+            if at.limits.options().on_limit != OnLimit::Wait || at.bounds().max == u64::MAX {
+                continue;
+            }
             if !request.is_for_program && request.job_below(level).is_none() {
                 continue;
             }
@@ -64,27 +65,20 @@ impl Member {
 
     /// Notes that this process makes no first context: it keeps nothing for its job, and the next
     /// process enters.
-    pub fn turn_back(&self, device: &MemberDevice) {
-        self.each_slot(device, Slot::leave_room);
-        self.leave_entrance(device);
-    }
-
-    /// Returns whether the group at `level` has a limit, and makes requests wait.
-    fn makes_wait(&self, device: &MemberDevice, level: usize) -> bool {
-        let station = &self.levels[level];
-        station.limits.options().on_limit == OnLimit::Wait
-            && station.bounds(device, device.index[level]).max != u64::MAX
+    pub fn turn_back(&self) {
+        self.each_slot(Slot::leave_room);
+        self.leave_entrance();
     }
 
     /// Notes that this process has its first context on the device, or works on what belongs to it:
     /// the next process waits a second more, unless this one asks for memory.
-    pub fn stay(&self, device: &MemberDevice) {
-        self.each_slot(device, Slot::stay_at_entrance);
+    pub fn stay(&self) {
+        self.each_slot(Slot::stay_at_entrance);
     }
 
     /// Lets the next process make its first context.
-    pub fn leave_entrance(&self, device: &MemberDevice) {
-        self.each_slot(device, Slot::leave_entrance);
+    pub fn leave_entrance(&self) {
+        self.each_slot(Slot::leave_entrance);
     }
 }
 
@@ -114,13 +108,14 @@ pub fn job_of<'a>(
 impl Request<'_, '_> {
     /// Enters the group at `level` with a context of `context` bytes, within `time`.
     fn enter(&mut self, level: usize, context: u64, time: Duration) -> Result<(), Refused> {
-        let (station, index) = (self.station(level), self.device.index[level]);
+        let device = self.device;
+        let at = device.at(level);
         let signals = Deferred::new();
         let (began, options) = (Instant::now(), self.options(level));
         let until = began + time;
         let bytes = |job: Option<(u64, u64)>| job.map_or(context, |(_, max)| max);
-        let mut line = Line::join_first(&station.slot, index, context, until);
-        let mut still = Still::of(self.member);
+        let mut line = Line::join_first(&at.station.slot, at.index, context, until);
+        let mut still = Still::of(self.device.member());
         let mut waits: Option<Refused> = None;
         let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
         let entered = loop {
@@ -130,9 +125,7 @@ impl Request<'_, '_> {
             // A context that never fits does not wait: the request for its memory is refused. Nor
             // does one that does not fit into a group that refuses at once. A job, of which dead
             // processes may fill the group, enters with its whole limit.
-            if context > self.member.max(self.device)
-                || job.is_none() && self.is_full_below(level, context)
-            {
+            if context > self.device.max() || job.is_none() && self.is_full_below(level, context) {
                 break Ok(false);
             }
             let turn = match &mut line {
@@ -171,7 +164,7 @@ impl Request<'_, '_> {
             if is_over || signals.has_pending() || self.pressure.is_needless() {
                 break Err(refused);
             }
-            if self.is_for_program && !asks && still.is_for_ever(station, index) {
+            if self.is_for_program && !asks && still.is_for_ever(&at) {
                 self.is_stuck.set(true);
                 break Err(refused);
             }
@@ -191,12 +184,8 @@ impl Request<'_, '_> {
     /// the group at `level`, and the limit. A limit that the group never has free counts as none.
     #[cold]
     fn job_below(&self, level: usize) -> Option<(u64, u64)> {
-        let max_at = |at: usize| {
-            self.station(at)
-                .bounds(self.device, self.device.index[at])
-                .max
-        };
-        let below = (0..level).map(|at| (&*self.station(at).name, max_at(at)));
+        let max_at = |at: usize| self.at(at).bounds().max;
+        let below = (0..level).map(|at| (&*self.at(at).station.name, max_at(at)));
         job_of(below, max_at(level)).map(|(name, max)| (child_key(name), max))
     }
 
@@ -205,8 +194,8 @@ impl Request<'_, '_> {
     /// charged for a moment, so that of several processes one gets it. Returns false if it is not
     /// the turn of this process.
     fn try_to_enter(&self, level: usize, job: Option<u64>, turn: Turn) -> Result<bool, Refused> {
-        let (station, index) = (self.station(level), self.device.index[level]);
-        let (slot, bytes) = (&station.slot, self.bytes);
+        let at = self.at(level);
+        let (slot, index, bytes) = (&at.slot, at.index, self.bytes);
         if let Some(job) = job.filter(|job| slot.job_has_room(index, *job)) {
             slot.keep_room(index, job, bytes);
             return Ok(true);
@@ -216,15 +205,15 @@ impl Request<'_, '_> {
             Turn::NotYet => true,
             Turn::Yes => slot.is_entrance_held(index),
             // For want of memory a process is refused, and not for first contexts before it.
-            Turn::Over => station.ledger.somebody_waits(slot, index),
+            Turn::Over => at.ledger.somebody_waits(slot, index),
         };
         if must_wait {
             return Ok(false);
         }
-        let current = Current::new(self.member, self.pressure);
-        let path = [station.level(self.device, level, Spared::Min)];
+        let current = Current::new(self.device.member(), self.pressure);
+        let path = [at.level(Spared::Min)];
         // The limits may have changed since other processes of the job entered.
-        let has = job.map_or(0, |job| station.ledger.charged_by_job(index, job));
+        let has = job.map_or(0, |job| at.ledger.charged_by_job(index, job));
         let lacks = bytes.saturating_sub(has);
         let idle = Trial {
             slot,
@@ -244,7 +233,7 @@ impl Request<'_, '_> {
                 Ok(entered)
             }
             // The request itself says what a process that is alone gets.
-            Err(_) if !station.others_hold(index) => Ok(slot.take_entrance(index) || is_over),
+            Err(_) if !at.others_hold() => Ok(slot.take_entrance(index) || is_over),
             Err(refused) => Err(Refused { level, ..refused }),
         }
     }

@@ -10,13 +10,14 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
-    Figures, Gate, HOLDERS, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness, Outside, Slot,
-    Unmoved, Witness,
+    Figures, Gate, HOLDERS, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness, Outside,
+    ProcessUsage, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
 use std::error::Error;
 use std::fmt;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -41,27 +42,15 @@ pub struct Member {
     pub is_unheard: bool,
 }
 
-/// A device on which a member is charged. Cheap to copy; may be used only with the [`Member`] that
-/// made it.
-#[derive(Copy, Clone, Debug)]
-pub struct MemberDevice {
+/// A member and a device on which it is charged. Cheap to copy.
+#[derive(Copy, Clone)]
+pub struct MemberDevice<'a> {
+    pub(super) member: &'a Member,
     id: DeviceId,
     capacity: u64,
     /// The device's index in each ledger: first that of the process's own group, then those of the
     /// groups above it.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
-}
-
-impl MemberDevice {
-    /// Returns the identity of the device.
-    pub const fn id(&self) -> DeviceId {
-        self.id
-    }
-
-    /// Returns the device's memory in bytes, as the driver reports it.
-    pub const fn capacity(&self) -> u64 {
-        self.capacity
-    }
 }
 
 /// The memory that a charge must leave to other groups.
@@ -94,7 +83,7 @@ pub(super) struct Station {
     /// The ledger's number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
     /// For each device, the bytes that other members held beyond their charges when this process
-    /// last looked: see [`Member::look_at_others`]. No other process can change them.
+    /// last looked: see [`MemberDevice::look_at_others`]. No other process can change them.
     uncovered: [AtomicU64; MAX_DEVICES],
 }
 
@@ -252,36 +241,17 @@ impl Member {
     }
 
     /// Returns the device with this identity, which has `capacity` bytes of memory.
-    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<MemberDevice, GroupError> {
+    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<MemberDevice<'_>, GroupError> {
         let first = self.leaf().ledger.device(id, capacity)?;
         let mut index = [first; MAX_DEPTH];
         for (index, station) in index.iter_mut().zip(&self.levels).skip(1) {
             *index = station.ledger.device(id, capacity)?;
         }
         Ok(MemberDevice {
+            member: self,
             id,
             capacity,
             index,
-        })
-    }
-
-    /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
-    /// protected memory, and adds them to `idle`: they are not in use yet. Does not look at the GPU
-    /// for `keep_free`.
-    pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
-        !self.has_waiters() && self.try_sparing(device, Spared::High, bytes, idle)
-    }
-
-    /// Does the work of [`Member::try_charge_ahead`], and does not look at who waits.
-    pub(super) fn try_sparing(
-        &self,
-        device: &MemberDevice,
-        spared: Spared,
-        bytes: u64,
-        idle: &dyn Idle,
-    ) -> bool {
-        self.on_path(device, spared, |path| {
-            ledger::try_charge_ahead(path, bytes, idle)
         })
     }
 
@@ -289,111 +259,6 @@ impl Member {
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
         self.levels.iter().any(|level| level.ledger.has_waiters())
-    }
-
-    /// Charges `bytes` that the driver has already allocated, even above the limits.
-    pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        self.on_levels(device, |path| ledger::charge_unchecked(path, bytes));
-    }
-
-    /// Hands `bytes` that this process has charged over to a suspended process of the same group:
-    /// its suspended bytes become its charge again. May be repeated after an error, if this process
-    /// has charged for that process alone.
-    pub fn hand_over(
-        &self,
-        device: &MemberDevice,
-        bytes: u64,
-        to: &Identity,
-    ) -> Result<(), Unmoved> {
-        self.on_levels(device, |path| ledger::hand_over(path, bytes, to))
-    }
-
-    /// Charges bytes that the slot of another process counts, too, before that slot is emptied. See
-    /// [`ledger::charge_moved`].
-    pub fn charge_moved(&self, device: &MemberDevice, bytes: u64) -> bool {
-        self.on_levels(device, |path| ledger::charge_moved(path, bytes))
-    }
-
-    /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
-    pub fn note_usage(&self, device: &MemberDevice) {
-        self.on_levels(device, ledger::note_usage);
-    }
-
-    /// Uncharges `bytes`, after the driver has freed them.
-    pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
-        self.on_path(device, Spared::Nothing, |path| {
-            ledger::uncharge(path, bytes)
-        });
-    }
-
-    /// Uncharges `bytes` that were charged in advance and not used, and removes them from `idle` at
-    /// the same moment.
-    pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
-        self.on_path(device, Spared::Nothing, |path| {
-            ledger::uncharge_idle(path, bytes, idle);
-        });
-    }
-
-    /// Returns whether this process has no undecided request. During a request, charged and idle
-    /// bytes can disagree.
-    pub fn is_decided(&self, device: &MemberDevice) -> bool {
-        // The process's own group decides on a request last, after all groups above it.
-        self.leaf().slot.is_decided(device.index[0])
-    }
-
-    /// Calls `run` with the levels of a charge: the process's own group, then the groups above it.
-    #[inline]
-    pub(super) fn on_path<T>(
-        &self,
-        device: &MemberDevice,
-        spared: Spared,
-        run: impl FnOnce(&[Level<'_>]) -> T,
-    ) -> T {
-        match self.levels.len() {
-            1 => run(&self.path::<1>(device, spared)),
-            2 => run(&self.path::<2>(device, spared)),
-            deep => run(&self.whole_path(device, spared)[..deep]),
-        }
-    }
-
-    /// Calls `run` with the levels of a rare operation that does not depend on free memory. Slower
-    /// than [`Self::on_path`], and a quarter of its code.
-    fn on_levels<T>(&self, device: &MemberDevice, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
-        run(&self.whole_path(device, Spared::Nothing)[..self.levels.len()])
-    }
-
-    #[inline(never)]
-    pub(super) fn whole_path(
-        &self,
-        device: &MemberDevice,
-        spared: Spared,
-    ) -> [Level<'_>; MAX_DEPTH] {
-        self.path(device, spared)
-    }
-
-    /// Returns the first `N` levels of a charge, from the process's own group upwards. Repeats the
-    /// last level if needed.
-    #[inline]
-    fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
-        let last = self.levels.len() - 1;
-        std::array::from_fn(|at| {
-            let at = at.min(last);
-            self.levels[at].level(device, at, spared)
-        })
-    }
-
-    fn stations<'a>(
-        &'a self,
-        device: &'a MemberDevice,
-    ) -> impl Iterator<Item = (&'a Station, DeviceIndex)> {
-        self.levels.iter().zip(device.index.iter().copied())
-    }
-
-    /// Calls `run` with each slot of this process: in its own group and in each group above it.
-    pub(super) fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
-        for (station, index) in self.stations(device) {
-            run(&station.slot, index);
-        }
     }
 
     /// Returns whether contexts are charged. They are not if all groups of the process have
@@ -408,56 +273,6 @@ impl Member {
     pub(super) fn generations(&self) -> u64 {
         let all = self.levels.iter().map(|level| level.limits.generation());
         all.fold(0, u64::wrapping_add)
-    }
-
-    /// Returns the smallest limit of the process's groups, in bytes; `u64::MAX` without any limit.
-    pub fn max(&self, device: &MemberDevice) -> u64 {
-        let limits = self
-            .stations(device)
-            .map(|(station, index)| station.max(device, index));
-        limits.min().unwrap_or(u64::MAX)
-    }
-
-    /// Returns the bytes that the process's groups keep free on the device, and the level of the
-    /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
-    /// own rule holds, which [`Member::keep_by_default`] has set.
-    pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
-        let mut most = None;
-        for (level, (station, index)) in self.stations(device).enumerate() {
-            let [keep] = station.words(device, index, [KEEP_FREE]);
-            most = most.max(keep.checked_sub(1).map(|keep| (keep, level)));
-        }
-        let own = || self.leaf().bounds.get(device.index[0].get());
-        let by_default = || Some((own()?.by_default.load(Ordering::Relaxed), 0));
-        most.or_else(by_default).filter(|(keep, _)| *keep > 0)
-    }
-
-    /// Sets what requests of this process leave free on the device where none of its groups has a
-    /// `keep_free`.
-    pub fn keep_by_default(&self, device: &MemberDevice, bytes: u64) {
-        let (leaf, index) = (self.leaf(), device.index[0]);
-        if let Some(own) = leaf.bounds.get(index.get()) {
-            own.by_default.store(bytes, Ordering::Relaxed);
-            // Values of before this know nothing of it.
-            own.stamp.store(0, Ordering::Release);
-            leaf.renew(device, index);
-        }
-    }
-
-    /// Returns the refusal of memory that the process has just taken, if its groups keep more free
-    /// than the `free` bytes that are left on the device.
-    pub fn below(&self, device: &MemberDevice, free: u64) -> Option<Refusal<'_>> {
-        let (keep, level) = self.keep_free(device).filter(|(keep, _)| free < *keep)?;
-        let (station, index) = (&self.levels[level], device.index[level]);
-        Some(Refusal {
-            group: &station.name,
-            charged: station.ledger.charged(index),
-            max: station.max(device, index),
-            kept: keep,
-            left: free,
-            cause: Cause::KeepFree,
-            ..Refusal::default()
-        })
     }
 
     /// Returns whether a process has asked for unused memory since this function last returned
@@ -481,126 +296,305 @@ impl Member {
         true
     }
 
-    /// Returns whether a group of the process uses no more than its `low` or `min`. Members then
-    /// need not give memory back.
-    pub fn is_low(&self, device: &MemberDevice) -> bool {
-        self.stations(device).any(|(station, index)| {
-            let [low, min] = station.words(device, index, [LOW, MIN]);
-            low.max(min) > 0 && station.ledger.charged(index) <= low.max(min)
-        })
-    }
-
     /// Returns whether a program of this process from before `exec` is charged in its groups.
     pub fn has_former(&self) -> bool {
         self.levels.iter().any(|station| station.slot.has_former())
     }
 
+    /// Returns whether this process is the first of its job to say at its end that it was refused.
+    /// A lasting group has several jobs, which can only be told apart by time.
+    pub fn is_first_to_explain(&self) -> bool {
+        let lasts = Kind::of(self.group()) == Kind::Named;
+        self.leaf().ledger.take_explanation(lasts)
+    }
+
+    /// Returns the ledger of the process's own group.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.leaf().ledger
+    }
+}
+
+impl<'a> MemberDevice<'a> {
+    /// Returns the member.
+    pub const fn member(&self) -> &'a Member {
+        self.member
+    }
+
+    /// Returns the identity of the device.
+    pub const fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Returns the device's memory in bytes, as the driver reports it.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Returns the group at `level`: 0 is the process's own group.
+    #[inline]
+    pub(super) fn at(&self, level: usize) -> At<'_> {
+        At {
+            station: &self.member.levels[level],
+            index: self.index[level],
+            device: self,
+        }
+    }
+
+    /// Returns the name of the group at `level`.
+    pub(super) fn name(&self, level: usize) -> &'a str {
+        &self.member.levels[level].name
+    }
+
+    fn leaf(&self) -> At<'_> {
+        self.at(0)
+    }
+
+    /// Returns the process's own group, and then the groups above it upwards.
+    #[inline]
+    pub(super) fn levels(&self) -> impl DoubleEndedIterator<Item = At<'_>> + ExactSizeIterator {
+        (0..self.member.levels.len()).map(|level| self.at(level))
+    }
+
+    /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
+    /// protected memory, and adds them to `idle`: they are not in use yet. Does not look at the GPU
+    /// for `keep_free`.
+    pub fn try_charge_ahead(&self, bytes: u64, idle: &dyn Idle) -> bool {
+        !self.member.has_waiters() && self.try_sparing(Spared::High, bytes, idle)
+    }
+
+    /// Does the work of [`MemberDevice::try_charge_ahead`], and does not look at who waits.
+    pub(super) fn try_sparing(&self, spared: Spared, bytes: u64, idle: &dyn Idle) -> bool {
+        self.on_path(spared, |path| ledger::try_charge_ahead(path, bytes, idle))
+    }
+
+    /// Charges `bytes` that the driver has already allocated, even above the limits.
+    pub fn charge_unchecked(&self, bytes: u64) {
+        self.on_levels(|path| ledger::charge_unchecked(path, bytes));
+    }
+
+    /// Hands `bytes` that this process has charged over to a suspended process of the same group:
+    /// its suspended bytes become its charge again. May be repeated after an error, if this process
+    /// has charged for that process alone.
+    pub fn hand_over(&self, bytes: u64, to: &Identity) -> Result<(), Unmoved> {
+        self.on_levels(|path| ledger::hand_over(path, bytes, to))
+    }
+
+    /// Charges bytes that the slot of another process counts, too, before that slot is emptied. See
+    /// [`ledger::charge_moved`].
+    pub fn charge_moved(&self, bytes: u64) -> bool {
+        self.on_levels(|path| ledger::charge_moved(path, bytes))
+    }
+
+    /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
+    pub fn note_usage(&self) {
+        self.on_levels(ledger::note_usage);
+    }
+
+    /// Uncharges `bytes`, after the driver has freed them.
+    pub fn uncharge(&self, bytes: u64) {
+        self.on_path(Spared::Nothing, |path| ledger::uncharge(path, bytes));
+    }
+
+    /// Uncharges `bytes` that were charged in advance and not used, and removes them from `idle` at
+    /// the same moment.
+    pub fn uncharge_idle(&self, bytes: u64, idle: &dyn Idle) {
+        self.on_path(Spared::Nothing, |path| {
+            ledger::uncharge_idle(path, bytes, idle);
+        });
+    }
+
+    /// Returns whether this process has no undecided request. During a request, charged and idle
+    /// bytes can disagree.
+    pub fn is_decided(&self) -> bool {
+        // The process's own group decides on a request last, after all groups above it.
+        self.leaf().slot.is_decided(self.index[0])
+    }
+
+    /// Calls `run` with the levels of a charge: the process's own group, then the groups above it.
+    #[inline]
+    pub(super) fn on_path<T>(&self, spared: Spared, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
+        match self.member.levels.len() {
+            1 => run(&self.path::<1>(spared)),
+            2 => run(&self.path::<2>(spared)),
+            deep => run(&self.whole_path(spared)[..deep]),
+        }
+    }
+
+    /// Calls `run` with the levels of a rare operation that does not depend on free memory. Slower
+    /// than [`Self::on_path`], and a quarter of its code.
+    fn on_levels<T>(&self, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
+        run(&self.whole_path(Spared::Nothing)[..self.member.levels.len()])
+    }
+
+    #[inline(never)]
+    pub(super) fn whole_path(&self, spared: Spared) -> [Level<'_>; MAX_DEPTH] {
+        self.path(spared)
+    }
+
+    /// Returns the first `N` levels of a charge, from the process's own group upwards. Repeats the
+    /// last level if needed.
+    #[inline]
+    fn path<const N: usize>(&self, spared: Spared) -> [Level<'_>; N] {
+        let last = self.member.levels.len() - 1;
+        std::array::from_fn(|at| self.at(at.min(last)).level(spared))
+    }
+
+    /// Calls `run` with each slot of this process: in its own group and in each group above it.
+    pub(super) fn each_slot(&self, run: impl Fn(&Slot, DeviceIndex)) {
+        self.levels().for_each(|at| run(&at.slot, at.index));
+    }
+
+    /// Returns the smallest limit of the process's groups, in bytes; `u64::MAX` without any limit.
+    pub fn max(&self) -> u64 {
+        self.levels().map(|at| at.max()).min().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the bytes that the process's groups keep free on the device, and the level of the
+    /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
+    /// own rule holds, which [`MemberDevice::keep_by_default`] has set.
+    pub fn keep_free(&self) -> Option<(u64, usize)> {
+        let mut most = None;
+        for (level, at) in self.levels().enumerate() {
+            let [keep] = at.words([KEEP_FREE]);
+            most = most.max(keep.checked_sub(1).map(|keep| (keep, level)));
+        }
+        let own = || self.leaf().remembered();
+        let by_default = || Some((own()?.by_default.load(Ordering::Relaxed), 0));
+        most.or_else(by_default).filter(|(keep, _)| *keep > 0)
+    }
+
+    /// Sets what requests of this process leave free on the device where none of its groups has a
+    /// `keep_free`.
+    pub fn keep_by_default(&self, bytes: u64) {
+        let leaf = self.leaf();
+        if let Some(own) = leaf.remembered() {
+            own.by_default.store(bytes, Ordering::Relaxed);
+            // Values of before this know nothing of it.
+            own.stamp.store(0, Ordering::Release);
+            leaf.renew();
+        }
+    }
+
+    /// Returns the refusal of memory that the process has just taken, if its groups keep more free
+    /// than the `free` bytes that are left on the device.
+    pub fn below(&self, free: u64) -> Option<Refusal<'a>> {
+        let (keep, level) = self.keep_free().filter(|(keep, _)| free < *keep)?;
+        let at = self.at(level);
+        Some(Refusal {
+            group: self.name(level),
+            charged: at.charged(),
+            max: at.max(),
+            kept: keep,
+            left: free,
+            cause: Cause::KeepFree,
+            ..Refusal::default()
+        })
+    }
+
+    /// Returns whether a group of the process uses no more than its `low` or `min`. Members then
+    /// need not give memory back.
+    pub fn is_low(&self) -> bool {
+        self.levels().any(|at| {
+            let [low, min] = at.words([LOW, MIN]);
+            low.max(min) > 0 && at.charged() <= low.max(min)
+        })
+    }
+
     /// Uncharges the memory of dead processes in the groups of this process. Leaves memory that
     /// they have shared to requests, which charge it to its holders first.
-    pub fn clean(&self, device: &MemberDevice, witness: &dyn Witness) {
-        self.clean_where(device, witness, |_, _| true);
+    pub fn clean(&self, witness: &dyn Witness) {
+        self.clean_where(witness, |_, _| true);
     }
 
     /// Does the same for readers of figures: mostly once a second in each group.
-    pub fn clean_at_times(&self, device: &MemberDevice, witness: &dyn Witness) {
-        self.clean_where(device, witness, Slot::should_clean);
+    pub fn clean_at_times(&self, witness: &dyn Witness) {
+        self.clean_where(witness, Slot::should_clean);
     }
 
-    fn clean_where(
-        &self,
-        device: &MemberDevice,
-        witness: &dyn Witness,
-        is_due: impl Fn(&Slot, DeviceIndex) -> bool,
-    ) {
-        let trails = self;
-        for (station, index) in self.stations(device) {
-            if is_due(&station.slot, index) {
-                let witness = Traced {
-                    witness,
-                    trails,
-                    adopts: false,
-                };
-                station.slot.clean_others(index, &witness);
-            }
+    fn clean_where(&self, witness: &dyn Witness, is_due: impl Fn(&Slot, DeviceIndex) -> bool) {
+        let trails = self.member;
+        for at in self.levels().filter(|at| is_due(&at.slot, at.index)) {
+            let witness = Traced {
+                witness,
+                trails,
+                adopts: false,
+            };
+            at.slot.clean_others(at.index, &witness);
         }
     }
 
     /// Compares the driver's `figures` with the charges of the other members, at every level. What
     /// they hold beyond their charges leaves less room from then on. Returns whether that made room
     /// since the last look. Does not ask for figures if there are no other members.
-    pub fn look_at_others(
-        &self,
-        device: &MemberDevice,
-        figures: &dyn Fn() -> Option<Figures>,
-    ) -> bool {
-        let has_others = |(station, index): (&Station, DeviceIndex)| {
-            station.max(device, index) != u64::MAX
-                && station.ledger.has_others(station.slot.index())
-        };
-        let found = self.stations(device).any(has_others).then(|| {
-            let compared = self.stations(device).map(|(station, index)| Compared {
-                ledger: &station.ledger,
-                device: index,
-                counts_contexts: station.limits.options().count_context,
+    pub fn look_at_others(&self, figures: &dyn Fn() -> Option<Figures>) -> bool {
+        let has_others = |at: At<'_>| at.max() != u64::MAX && at.ledger.has_others(at.slot.index());
+        let found = self.levels().any(has_others).then(|| {
+            let compared = self.levels().map(|at| Compared {
+                ledger: &at.station.ledger,
+                device: at.index,
+                counts_contexts: at.limits.options().count_context,
             });
             ledger::uncovered(&compared.collect::<Vec<_>>(), figures)
         });
         let mut found = found.flatten().into_iter().flatten();
         let mut made_room = false;
-        for (station, index) in self.stations(device) {
+        for at in self.levels() {
             let now = found.next().unwrap_or(0);
-            let before = station.uncovered[index.get()].swap(now, Ordering::Relaxed);
+            let before = at.uncovered[at.index.get()].swap(now, Ordering::Relaxed);
             made_room |= before > now;
             if before < now {
                 // A member whose charge was lowered restores it at its next call.
-                station.ledger.ask_members();
-                station.ledger.let_restore();
+                at.ledger.ask_members();
+                at.ledger.let_restore();
             }
         }
         made_room
     }
 
+    /// Returns whether a group uses more of the device than its limit.
+    pub fn is_above(&self) -> bool {
+        self.levels().any(|at| {
+            let usage = at.ledger.usage(at.index);
+            let used = usage.charged.saturating_sub(usage.idle);
+            used.saturating_add(at.beyond()) > at.max()
+        })
+    }
+
     /// Returns whether members held more than their charges when this process last looked.
-    pub fn has_uncovered(&self, device: &MemberDevice) -> bool {
-        let has = |(station, index): (&Station, DeviceIndex)| station.beyond(index) > 0;
-        self.stations(device).any(has)
+    pub fn has_uncovered(&self) -> bool {
+        self.levels().any(|at| at.beyond() > 0)
     }
 
     /// Restores this process's charge on the device where another process has lowered it.
-    pub fn restore(&self, device: &MemberDevice) {
-        self.on_levels(device, ledger::restore);
+    pub fn restore(&self) {
+        self.on_levels(ledger::restore);
     }
 
     /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.
-    pub fn free(&self, device: &MemberDevice) -> u64 {
-        self.tightest(device).map_or(u64::MAX, |(free, _)| free)
+    pub fn free(&self) -> u64 {
+        self.tightest().map_or(u64::MAX, |(free, _)| free)
     }
 
     /// Returns the bytes charged in the group with the least free memory; without any limit, in the
     /// process's group.
-    pub fn charged(&self, device: &MemberDevice) -> u64 {
-        match self.tightest(device) {
+    pub fn charged(&self) -> u64 {
+        match self.tightest() {
             Some((_, charged)) => charged,
-            None => self.leaf().ledger.charged(device.index[0]),
+            None => self.leaf().charged(),
         }
     }
 
     /// Returns the free and the charged bytes of the group with the least free memory; `None`
     /// without any limit. Protected memory is not free.
-    fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
-        let limited = self.stations(device).filter_map(|(station, index)| {
-            let max = station.max(device, index);
-            (max != u64::MAX).then(|| {
-                let protected = station.kept(index).saturating_add(station.beyond(index));
-                let charged = station.ledger.charged(index);
-                if station.ledger.damage().is_some() {
-                    return (0, charged);
-                }
-                (
-                    max.saturating_sub(protected).saturating_sub(charged),
-                    charged,
-                )
-            })
+    fn tightest(&self) -> Option<(u64, u64)> {
+        let limited = self.levels().filter_map(|at| {
+            let (max, charged) = (at.max(), at.charged());
+            let taken = at.kept().saturating_add(at.beyond());
+            let free = match at.ledger.damage() {
+                Some(_) => 0,
+                None => max.saturating_sub(taken).saturating_sub(charged),
+            };
+            (max != u64::MAX).then_some((free, charged))
         });
         limited.min()
     }
@@ -608,101 +602,86 @@ impl Member {
     /// Returns the smallest limit of the process's groups, in bytes, and the bytes in use in the
     /// group that sets the limit. Without any limit: `u64::MAX`, and the usage of the process's own
     /// group.
-    pub fn limit_and_usage(&self, device: &MemberDevice) -> (u64, u64) {
-        let limited = self.stations(device).map(|(station, index)| {
-            let max = station.max(device, index);
-            (max, station, index)
-        });
-        let smallest = limited.min_by_key(|(max, ..)| *max);
-        smallest.map_or((u64::MAX, 0), |(max, station, index)| {
-            let usage = station.ledger.usage(index);
-            (max, usage.charged.saturating_sub(usage.idle))
-        })
+    pub fn limit_and_usage(&self) -> (u64, u64) {
+        let limited = self.levels().map(|at| (at.max(), at));
+        let smallest = limited.min_by_key(|(max, _)| *max);
+        smallest.map_or((u64::MAX, 0), |(max, at)| (max, at.in_use()))
     }
 
     /// Returns this process's own figures for the device.
-    pub fn own_usage(&self, device: &MemberDevice) -> DeviceUsage {
-        self.leaf().slot.usage(device.index[0])
+    pub fn own_usage(&self) -> DeviceUsage {
+        self.leaf().slot.usage(self.index[0])
     }
 
     /// Returns whether this process has suspended bytes on the device, in its own group. Any member
     /// may have written them.
     #[inline]
-    pub fn has_suspended(&self, device: &MemberDevice) -> bool {
-        self.leaf().slot.has_suspended(device.index[0])
+    pub fn has_suspended(&self) -> bool {
+        self.leaf().slot.has_suspended(self.index[0])
     }
 
     /// Returns this process's largest usage of the device since the last call, in bytes.
-    pub fn restart_peak(&self, device: &MemberDevice) -> u64 {
-        self.leaf().slot.restart_peak(device.index[0])
+    pub fn restart_peak(&self) -> u64 {
+        self.leaf().slot.restart_peak(self.index[0])
     }
 
     /// Publishes this process's total bytes in a category of memory, such as pools.
-    pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
-        self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
+    pub fn publish(&self, category: Category, bytes: u64) {
+        self.each_slot(|slot, index| slot.publish(index, category, bytes));
     }
 
     /// Publishes in the ledgers how many charged bytes of this process are not in use. When bytes
     /// come into use, call [`Self::note_use`] next.
-    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
-        self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
+    pub fn publish_idle(&self, bytes: u64) {
+        self.each_slot(|slot, index| slot.publish_idle(index, bytes));
     }
 
     /// Records in the histories that `bytes` have come into use, which were charged before.
-    pub fn note_use(&self, device: &MemberDevice, bytes: u64) {
-        self.each_slot(device, |slot, index| slot.note_use(index, bytes));
+    pub fn note_use(&self, bytes: u64) {
+        self.each_slot(|slot, index| slot.note_use(index, bytes));
     }
 
     /// Publishes in the ledgers how many charged bytes this process could give back at most.
-    pub fn publish_reclaimable(&self, device: &MemberDevice, bytes: u64) {
-        let bytes = if bytes > 0 && self.is_low(device) {
-            0
-        } else {
-            bytes
-        };
-        self.each_slot(device, |slot, index| slot.publish_reclaimable(index, bytes));
+    pub fn publish_reclaimable(&self, bytes: u64) {
+        let bytes = if bytes > 0 && self.is_low() { 0 } else { bytes };
+        self.each_slot(|slot, index| slot.publish_reclaimable(index, bytes));
     }
 
     /// Adds `bytes`, which may be negative, to the part of this process's charge that is marked as
     /// shareable with other processes.
-    pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
-        self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
+    pub fn mark_shared(&self, bytes: i64) {
+        self.each_slot(|slot, index| slot.mark_shared(index, bytes));
     }
 
     /// Turns `bytes` of this process's charge into orphans: freed shared memory that another member
-    /// may still use. See [`Member::release_orphans`].
-    pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
-        self.each_slot(device, |slot, index| slot.orphan(index, bytes));
+    /// may still use. See [`MemberDevice::release_orphans`].
+    pub fn orphan(&self, bytes: u64) {
+        self.each_slot(|slot, index| slot.orphan(index, bytes));
     }
 
     /// Returns the orphaned bytes still charged to this process: the largest figure in the ledgers
     /// of its groups.
-    pub fn orphaned(&self, device: &MemberDevice) -> u64 {
-        let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
-        self.stations(device).map(orphaned).max().unwrap_or(0)
+    pub fn orphaned(&self) -> u64 {
+        let orphaned = self.levels().map(|at| at.slot.orphaned(at.index));
+        orphaned.max().unwrap_or(0)
     }
 
     /// Returns the orphaned bytes of all processes: the largest figure in the ledgers of this
     /// process's groups.
-    pub fn orphans(&self, device: &MemberDevice) -> u64 {
-        let total =
-            |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
-        self.stations(device).map(total).max().unwrap_or(0)
+    pub fn orphans(&self) -> u64 {
+        let total = self.levels().map(|at| at.ledger.orphans(at.index).total());
+        total.max().unwrap_or(0)
     }
 
     /// Uncharges orphans in the process's groups, except the bytes that `keep` returns. Returns
     /// whether any bytes were uncharged.
-    pub fn release_orphans(
-        &self,
-        device: &MemberDevice,
-        keep: impl Fn(u64, Vec<Holder>) -> u64,
-    ) -> bool {
+    pub fn release_orphans(&self, keep: impl Fn(u64, Vec<Holder>) -> u64) -> bool {
         let mut released = false;
-        for (level, (station, index)) in self.stations(device).enumerate() {
-            let seen = station.ledger.orphans(index);
+        for at in self.levels() {
+            let seen = at.ledger.orphans(at.index);
             if seen.total() > 0 {
-                let keep = keep(seen.total(), self.living(device, level));
-                released |= station.slot.release_orphans(index, &seen, keep) > 0;
+                let keep = keep(seen.total(), at.living());
+                released |= at.slot.release_orphans(at.index, &seen, keep) > 0;
             }
         }
         released
@@ -710,20 +689,13 @@ impl Member {
 
     /// Returns the living processes of the topmost group in which this process is charged, even
     /// those without a charge.
-    pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
-        self.living(device, self.levels.len() - 1)
+    pub fn all_living(&self) -> Vec<Holder> {
+        self.top().living()
     }
 
-    fn living(&self, device: &MemberDevice, level: usize) -> Vec<Holder> {
-        let living = self.levels[level].ledger.processes(&NoWitness);
-        living
-            .into_iter()
-            .filter(|process| process.alive)
-            .map(|process| Holder {
-                identity: process.identity,
-                usage: process.on(device.index[level]),
-            })
-            .collect()
+    /// The topmost group, in whose ledger members are asked.
+    pub(super) fn top(&self) -> At<'_> {
+        self.at(self.member.levels.len() - 1)
     }
 
     /// Counts a refusal in the process's group and in every group above it. Records it as an event
@@ -731,20 +703,19 @@ impl Member {
     /// `function` is the function that made the request.
     pub fn count_refusal(
         &self,
-        device: &MemberDevice,
         function: &str,
         bytes: u64,
         refusal: &Refusal<'_>,
     ) -> (usize, [Option<Holding>; HOLDERS]) {
         let mut level = 0;
-        for (at, (station, index)) in self.stations(device).enumerate() {
-            station.slot.count_refusal(index);
-            if *station.name == *refusal.group {
-                level = at;
+        for (number, at) in self.levels().enumerate() {
+            at.slot.count_refusal(at.index);
+            if *at.name == *refusal.group {
+                level = number;
             }
         }
         let Refusal { charged, max, .. } = *refusal;
-        let index = device.index[level];
+        let index = self.index[level];
         let refused = happening(EventKind::Refusal, index, bytes, charged, max);
         let outside = refusal.outside.copied().unwrap_or_default();
         let details = Details {
@@ -755,60 +726,39 @@ impl Member {
             takes: refusal.bytes,
             outside: outside.bytes,
             holders: outside.holders,
-            is_unheard: self.is_unheard,
+            is_unheard: self.member.is_unheard,
             ..Details::default()
         };
-        (level, self.record_with(level, &refused, details))
+        (level, self.member.record_with(level, &refused, details))
     }
 
     /// Records that this process was granted `bytes` shortly after the group at `level` had refused
     /// as much.
-    pub fn record_recovered(
-        &self,
-        device: &MemberDevice,
-        level: usize,
-        bytes: u64,
-        function: &str,
-    ) {
-        let Some(station) = self.levels.get(level) else {
-            return;
-        };
-        let index = device.index[level];
-        let charged = station.ledger.charged(index);
-        let max = station.max(device, index);
-        let granted = happening(EventKind::Recovered, index, bytes, charged, max);
-        self.record(level, &granted, function);
-    }
-
-    /// Returns whether this process is the first of its job to say at its end that it was refused.
-    /// A lasting group has several jobs, which can only be told apart by time.
-    pub fn is_first_to_explain(&self) -> bool {
-        let lasts = Kind::of(self.group()) == Kind::Named;
-        self.leaf().ledger.take_explanation(lasts)
+    pub fn record_recovered(&self, level: usize, bytes: u64, function: &str) {
+        if level < self.member.levels.len() {
+            let at = self.at(level);
+            let kind = EventKind::Recovered;
+            let granted = happening(kind, at.index, bytes, at.charged(), at.max());
+            self.member.record(level, &granted, function);
+        }
     }
 
     /// Returns the last measured size of a context in bytes, by any process; 0 where it is unknown.
-    pub fn context_hint(&self, device: &MemberDevice) -> u64 {
+    pub fn context_hint(&self) -> u64 {
         // A new job's ledger has none, and its user may not write files in the root.
-        let told = self.stations(device);
-        let mut told = told.map(|(station, index)| station.ledger.context_hint(index));
+        let mut told = self.levels().map(|at| at.ledger.context_hint(at.index));
         let known = told.find(|bytes| *bytes > 0);
-        known.unwrap_or_else(|| context_size::read(&self.root, &device.id))
+        known.unwrap_or_else(|| context_size::read(&self.member.root, &self.id))
     }
 
     /// Publishes the size of a context for other processes.
-    pub fn set_context_hint(&self, device: &MemberDevice, bytes: u64) {
-        if context_size::read(&self.root, &device.id) != bytes {
-            context_size::write(&self.root, &device.id, bytes);
+    pub fn set_context_hint(&self, bytes: u64) {
+        if context_size::read(&self.member.root, &self.id) != bytes {
+            context_size::write(&self.member.root, &self.id, bytes);
         }
-        for (station, index) in self.stations(device) {
-            station.ledger.set_context_hint(index, bytes);
+        for at in self.levels() {
+            at.ledger.set_context_hint(at.index, bytes);
         }
-    }
-
-    /// Returns the ledger of the process's own group.
-    pub fn ledger(&self) -> &Arc<Ledger> {
-        &self.leaf().ledger
     }
 }
 
@@ -849,84 +799,130 @@ impl Station {
         let ledger = self.ledger.damage().map(GroupError::Ledger);
         ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
+}
 
-    /// Returns this group as one level of a charge. `at` is the level's number; 0 is the process's
-    /// own group.
+/// One of the groups of a process, and a device on which the process is charged there.
+#[derive(Copy, Clone)]
+pub(super) struct At<'a> {
+    pub station: &'a Station,
+    /// The device's index in the group's ledger.
+    pub index: DeviceIndex,
+    device: &'a MemberDevice<'a>,
+}
+
+impl Deref for At<'_> {
+    type Target = Station;
+
     #[inline]
-    pub(super) fn level(&self, device: &MemberDevice, at: usize, spared: Spared) -> Level<'_> {
-        let index = device.index[at];
+    fn deref(&self) -> &Station {
+        self.station
+    }
+}
+
+impl<'a> At<'a> {
+    /// Returns the bytes charged in the group.
+    #[inline]
+    pub(super) fn charged(&self) -> u64 {
+        self.ledger.charged(self.index)
+    }
+
+    /// Returns the bytes that the group has charged and uses.
+    pub(super) fn in_use(&self) -> u64 {
+        let usage = self.ledger.usage(self.index);
+        usage.charged.saturating_sub(usage.idle)
+    }
+
+    /// Returns the living members of the group.
+    fn living(&self) -> Vec<Holder> {
+        let living = self.ledger.processes(&NoWitness);
+        let living = living.into_iter().filter(|process| process.alive);
+        let holder = |process: ProcessUsage| Holder {
+            identity: process.identity,
+            usage: process.on(self.index),
+        };
+        living.map(holder).collect()
+    }
+
+    #[inline]
+    fn remembered(&self) -> Option<&'a Remembered> {
+        self.station.bounds.get(self.index.get())
+    }
+
+    /// Returns this group as one level of a charge.
+    #[inline]
+    pub(super) fn level(&self, spared: Spared) -> Level<'a> {
+        let station = self.station;
         let (max, protection) = match spared {
             Spared::Nothing => (u64::MAX, None),
             Spared::Unseen | Spared::High | Spared::Low | Spared::Min => {
                 let max = match spared {
-                    Spared::Unseen => self.at_once(device, index),
-                    _ => self.most(device, index, spared == Spared::High),
+                    Spared::Unseen => self.at_once(),
+                    _ => self.most(spared == Spared::High),
                 };
-                (max, self.protected.protection(&self.ledger))
+                (max, station.protected.protection(&station.ledger))
             }
         };
         Level {
-            slot: &self.slot,
-            device: index,
+            slot: &station.slot,
+            device: self.index,
             max,
             protection,
             keeps_low: matches!(spared, Spared::Unseen | Spared::High | Spared::Low),
-            uncovered: (spared != Spared::Nothing).then(|| &self.uncovered[index.get()]),
+            uncovered: (spared != Spared::Nothing).then(|| &station.uncovered[self.index.get()]),
         }
     }
 
     /// Returns the bytes that members held beyond their charges at the last look.
-    pub(super) fn beyond(&self, index: DeviceIndex) -> u64 {
-        self.uncovered[index.get()].load(Ordering::Relaxed)
+    pub(super) fn beyond(&self) -> u64 {
+        self.uncovered[self.index.get()].load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of the device that are kept for other groups: by `min`, or for jobs.
-    pub(super) fn kept(&self, index: DeviceIndex) -> u64 {
-        self.untaken(index)
-            .saturating_add(self.slot.rooms_of_others(index))
+    pub(super) fn kept(&self) -> u64 {
+        self.untaken()
+            .saturating_add(self.slot.rooms_of_others(self.index))
     }
 
     /// Returns the bytes of the device that `min` keeps for other groups.
-    pub(super) fn untaken(&self, index: DeviceIndex) -> u64 {
+    pub(super) fn untaken(&self) -> u64 {
         let protected = self.protected.protection(&self.ledger);
-        protected.map_or(0, |it| it.untaken(&self.ledger, index, false))
+        protected.map_or(0, |it| it.untaken(&self.ledger, self.index, false))
     }
 
     /// Returns the bytes that the child group with this key has charged above its protection;
     /// `u64::MAX` for a group without protection, and for this process's own.
-    pub(super) fn unprotected(&self, index: DeviceIndex, child: u64) -> u64 {
-        self.protected.above(&self.ledger, index, child)
+    pub(super) fn unprotected(&self, child: u64) -> u64 {
+        self.protected.above(&self.ledger, self.index, child)
     }
 
     /// Returns whether members other than this process have anything charged on the device, or
     /// anything is kept for their jobs.
-    pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
-        self.ledger.charged(index) > self.slot.charged(index)
-            || self.slot.rooms_of_others(index) > 0
+    pub(super) fn others_hold(&self) -> bool {
+        self.charged() > self.slot.charged(self.index) || self.slot.rooms_of_others(self.index) > 0
     }
 
     /// Returns the most bytes that a charge may reach, with or without those above `high`.
     #[inline(never)]
-    fn most(&self, device: &MemberDevice, index: DeviceIndex, spares_high: bool) -> u64 {
-        let [max, high] = self.words(device, index, [MAX, HIGH]);
+    fn most(&self, spares_high: bool) -> u64 {
+        let [max, high] = self.words([MAX, HIGH]);
         if spares_high { max.min(high) } else { max }
     }
 
     /// Returns the bytes up to which a request is granted without further looks: `high`, or nothing
     /// in a group with a `keep_free`, whose requests look at the GPU.
     #[inline]
-    fn at_once(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
-        self.words(device, index, [AT_ONCE])[0]
+    fn at_once(&self) -> u64 {
+        self.words([AT_ONCE])[0]
     }
 
     #[inline(never)]
-    fn max(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
-        self.words(device, index, [MAX])[0]
+    pub(super) fn max(&self) -> u64 {
+        self.words([MAX])[0]
     }
 
-    pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
+    pub(super) fn bounds(&self) -> Bounds {
         let words = [MAX, HIGH, LOW, MIN, KEEP_FREE];
-        let [max, high, low, min, keep_free] = self.words(device, index, words);
+        let [max, high, low, min, keep_free] = self.words(words);
         Bounds {
             max,
             high,
@@ -938,33 +934,24 @@ impl Station {
 
     /// Returns the words at these places of [`Remembered`] for the device.
     #[inline]
-    fn words<const N: usize>(
-        &self,
-        device: &MemberDevice,
-        index: DeviceIndex,
-        at: [usize; N],
-    ) -> [u64; N] {
-        let remembered = self.bounds.get(index.get());
-        let known = remembered.and_then(|it| it.get(self.limits.generation(), at));
-        known.unwrap_or_else(|| self.renewed(device, index, at))
+    fn words<const N: usize>(&self, at: [usize; N]) -> [u64; N] {
+        let known = self
+            .remembered()
+            .and_then(|it| it.get(self.limits.generation(), at));
+        known.unwrap_or_else(|| self.renewed(at))
     }
 
     #[cold]
     #[inline(never)]
-    fn renewed<const N: usize>(
-        &self,
-        device: &MemberDevice,
-        index: DeviceIndex,
-        at: [usize; N],
-    ) -> [u64; N] {
-        let words = self.renew(device, index);
+    fn renewed<const N: usize>(&self, at: [usize; N]) -> [u64; N] {
+        let words = self.renew();
         at.map(|at| words[at])
     }
 
     #[inline(never)]
-    fn renew(&self, device: &MemberDevice, index: DeviceIndex) -> [u64; WORDS] {
-        let (bounds, generation) = self.limits.bounds_at(&device.id, device.capacity);
-        let remembered = self.bounds.get(index.get());
+    fn renew(&self) -> [u64; WORDS] {
+        let (bounds, generation) = self.limits.bounds_at(&self.device.id, self.device.capacity);
+        let remembered = self.remembered();
         let by_default = remembered.map_or(0, |it| it.by_default.load(Ordering::Relaxed));
         let words = words(&bounds, by_default);
         if let Some(remembered) = remembered {

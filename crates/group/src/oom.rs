@@ -61,7 +61,7 @@ impl Request<'_, '_> {
     pub(super) fn make_room(&self, level: usize, oom: Oom, awaited: &mut Awaited) -> bool {
         // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
         // process.
-        let station = self.station(level);
+        let station = self.at(level);
         if oom == Oom::None || station.slot.distrusts() || may_be_foreign(&station.ledger) {
             return false;
         }
@@ -102,7 +102,7 @@ impl Request<'_, '_> {
         for (target, (pid, process)) in proven.iter().zip(victims) {
             match target.send(libc::SIGKILL) {
                 Ok(()) => {
-                    station.ledger.note_kill(self.device.index[level]);
+                    station.ledger.note_kill(self.at(level).index);
                     awaited.killed.push((process.identity.key(), pid));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -136,7 +136,7 @@ impl Request<'_, '_> {
         match oom {
             Oom::None => processes.clear(),
             Oom::KillLargest => {
-                let index = self.device.index[level];
+                let index = self.at(level).index;
                 let place = |one: &ProcessUsage| (!one.alive, uses(one, index));
                 order::sort_by(processes, |a, b| place(a) > place(b));
                 // A process never kills itself, nor a smaller one. Its request is refused instead.
@@ -156,17 +156,17 @@ impl Request<'_, '_> {
     /// Leaves the living processes whose end gives the group at `level` room. Returns what all
     /// give, with the dead ones. What a child group protects stays kept when its processes end.
     fn retain_useful(&self, processes: &mut Vec<ProcessUsage>, level: usize) -> u64 {
-        let (station, index) = (self.station(level), self.device.index[level]);
+        let at = self.at(level);
         let (mut groups, mut gained) = (Vec::<(u64, u64)>::new(), 0u64);
         processes.retain(|process| {
             let child = name::upwards(&process.below).last().map_or(0, child_key);
-            let at = groups.iter().position(|(group, _)| *group == child);
-            let at = at.unwrap_or_else(|| {
-                groups.push((child, station.unprotected(index, child)));
+            let known = groups.iter().position(|(group, _)| *group == child);
+            let known = known.unwrap_or_else(|| {
+                groups.push((child, at.unprotected(child)));
                 groups.len() - 1
             });
-            let gives = uses(process, index).min(groups[at].1);
-            groups[at].1 -= gives;
+            let gives = uses(process, at.index).min(groups[known].1);
+            groups[known].1 -= gives;
             gained = gained.saturating_add(gives);
             process.alive && gives > 0
         });
@@ -176,10 +176,10 @@ impl Request<'_, '_> {
     /// Returns whether the request fits into the group at `level`, and into those above it that
     /// would refuse it at once, if these bytes of the group are given back.
     fn fits_without(&self, level: usize, bytes: u64) -> bool {
-        (level..self.member.levels.len()).all(|at| {
-            let (Options { on_limit, oom, .. }, station) = (self.options(at), self.station(at));
+        (level..self.device.levels().len()).all(|at| {
+            let Options { on_limit, oom, .. } = self.options(at);
             let Refused { charged, max, .. } = self.refused_at(at);
-            let kept = station.untaken(self.device.index[at]);
+            let kept = self.at(at).untaken();
             let needed = (charged.saturating_sub(bytes))
                 .saturating_add(kept)
                 .saturating_add(self.bytes);
@@ -191,15 +191,14 @@ impl Request<'_, '_> {
     /// Reports that these processes are about to be killed. This comes first, because this process
     /// may be among them.
     fn report(&self, level: usize, oom: Oom, own: &Identity, victims: &[(u32, ProcessUsage)]) {
-        let station = self.station(level);
-        let index = self.device.index[level];
+        let at = self.at(level);
         let refused = self.refused_at(level);
         let (charged, max) = (refused.charged, refused.max);
         self.record_at(level, EventKind::Oom, charged, max);
         self.pressure.tell(format_args!(
             "group {} has no room for {} on {}, requested by this process ({}): killing {} \
              (oom={})",
-            station.name,
+            at.name,
             gib(self.bytes),
             self.device.id().short(),
             own.pid,
@@ -209,7 +208,7 @@ impl Request<'_, '_> {
         system_log::warn(format_args!(
             "group {} has no room for {} on {}, requested by pid {} ({}) of user {}: killing \
              {} (oom={})",
-            station.name,
+            at.name,
             gib(self.bytes),
             self.device.id().short(),
             own.pid,
@@ -227,9 +226,15 @@ impl Request<'_, '_> {
         for (_, process) in victims {
             let kill = Happening {
                 process: process.identity,
-                ..happening(EventKind::Kill, index, uses(process, index), charged, max)
+                ..happening(
+                    EventKind::Kill,
+                    at.index,
+                    uses(process, at.index),
+                    charged,
+                    max,
+                )
             };
-            self.member.record_with(level, &kill, details);
+            self.device.member().record_with(level, &kill, details);
         }
     }
 }

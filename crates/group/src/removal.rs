@@ -254,8 +254,8 @@ impl Root {
     }
 
     /// Removes groups of ended jobs as [`Root::collect_garbage`] does, only the child groups of
-    /// this group, or with `None` those at the top of the root. Leaves groups that keep a history to
-    /// [`Root::collect_garbage`]: the preloaded library calls this function, and stays small.
+    /// this group, or with `None` those at the top of the root. Leaves groups that keep a history
+    /// to [`Root::collect_garbage`]: the preloaded library calls this function, and stays small.
     pub fn collect_garbage_below(&self, parent: Option<&str>) -> Result<Vec<String>, GroupError> {
         let parent = parent.map(|name| Group::at(self.path(), name));
         let groups = self.directories_in(parent.as_ref())?;

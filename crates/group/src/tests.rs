@@ -39,7 +39,7 @@ impl Place {
         self.0.create(name, &limits).expect("made").group
     }
 
-    fn join(&self, name: &str) -> (Member, MemberDevice) {
+    fn join(&self, name: &str) -> Joined {
         let member = Member::join(&self.0, name).expect("joined");
         // Gives the device another index in the top group's ledger than in the other ledgers.
         if let Some(station) = member.levels.last().filter(|_| member.levels.len() > 1) {
@@ -48,8 +48,19 @@ impl Place {
                 .device(DeviceId::gpu([9; 16]), 1)
                 .expect("room");
         }
-        let device = member.device(GPU, CAPACITY).expect("room");
-        (member, device)
+        let joined = Joined(member);
+        joined.on();
+        joined
+    }
+}
+
+/// A member of a group.
+struct Joined(Member);
+
+impl Joined {
+    /// Returns the member on the GPU.
+    fn on(&self) -> MemberDevice<'_> {
+        self.0.device(GPU, CAPACITY).expect("room")
     }
 }
 
@@ -68,15 +79,14 @@ impl Pressure for Poor {
     }
 }
 
-fn charge<'a>((member, device): &'a (Member, MemberDevice), units: u64) -> Result<(), Refusal<'a>> {
-    member.charge(device, units * UNIT, &Poor::default(), Insistence::Full)
+fn charge(member: &Joined, units: u64) -> Result<(), Refusal<'_>> {
+    (member.on()).charge(units * UNIT, &Poor::default(), Insistence::Full)
 }
 
-fn units((member, device): &(Member, MemberDevice)) -> Vec<u64> {
-    let charged = member.levels.iter().zip(device.index);
-    charged
-        .map(|(station, index)| station.slot.charged(index) / UNIT)
-        .collect()
+fn units(member: &Joined) -> Vec<u64> {
+    let device = member.on();
+    let levels = device.levels();
+    levels.map(|at| at.slot.charged(at.index) / UNIT).collect()
 }
 
 /// Returns the recorded events of a group, oldest first.
@@ -117,13 +127,13 @@ fn a_charge_reaches_every_level_or_none() {
         let member = place.join(&name);
         assert_eq!(member.0.group(), name);
         charge(&member, 5).expect("no limit");
-        assert!(member.0.try_charge_ahead(&member.1, UNIT, &()));
-        member.0.charge_unchecked(&member.1, 3 * UNIT);
+        assert!(member.on().try_charge_ahead(UNIT, &()));
+        member.on().charge_unchecked(3 * UNIT);
         assert_eq!(units(&member), vec![9; depth]);
-        member.0.uncharge(&member.1, 2 * UNIT);
+        member.on().uncharge(2 * UNIT);
         assert_eq!(units(&member), vec![7; depth]);
-        member.0.note_usage(&member.1);
-        for (station, index) in member.0.levels.iter().zip(member.1.index) {
+        member.on().note_usage();
+        for (station, index) in member.0.levels.iter().zip(member.on().index) {
             assert!(station.ledger.usage(index).peak >= 7 * UNIT);
         }
     }
@@ -147,7 +157,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
-    let counted = (alices.0).count_refusal(&alices.1, "cuMemAlloc", 2 * UNIT, &refusal);
+    let counted = (alices.on()).count_refusal("cuMemAlloc", 2 * UNIT, &refusal);
     assert_eq!(counted.0, 1);
     let refusal = Refusal {
         bytes: 4 * UNIT,
@@ -175,7 +185,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
     );
     assert_eq!((events[0].charged, events[0].max), (9 * UNIT, 10 * UNIT));
     assert_eq!(events[0].process.pid, std::process::id());
-    assert_eq!(events[0].device, Some(alices.1.index[1]));
+    assert_eq!(events[0].device, Some(alices.on().index[1]));
 }
 
 #[test]
@@ -190,13 +200,7 @@ fn free_memory_is_that_of_the_tightest_level() {
         place.join("lab/bob"),
         place.join("free"),
     );
-    let view = |(member, device): &(Member, MemberDevice)| {
-        (
-            member.max(device),
-            member.free(device),
-            member.charged(device),
-        )
-    };
+    let view = |member: &Joined| (member.on().max(), member.on().free(), member.on().charged());
     let units = |max, free, charged| (max * UNIT, free * UNIT, charged * UNIT);
     charge(&alice, 3).expect("room");
     charge(&bob, 1).expect("room");
@@ -206,9 +210,9 @@ fn free_memory_is_that_of_the_tightest_level() {
     assert_eq!(view(&bob), units(6, 3, 7));
     charge(&free, 2).expect("no limit");
     assert_eq!(view(&free), (u64::MAX, u64::MAX, 2 * UNIT));
-    alice.0.charge_unchecked(&alice.1, 20 * UNIT);
+    alice.on().charge_unchecked(20 * UNIT);
     assert_eq!(view(&alice), units(10, 0, 27));
-    assert_eq!((bob.1.id(), bob.1.capacity()), (GPU, CAPACITY));
+    assert_eq!((bob.on().id(), bob.on().capacity()), (GPU, CAPACITY));
 }
 
 #[test]
@@ -219,17 +223,14 @@ fn memory_protected_for_others_is_not_free() {
     place.group("lab/bob", &[]);
     place.group("lab/carol", &[(Key::Low, 2)]);
     let (alice, bob) = (place.join("lab/alice"), place.join("lab/bob"));
-    let at = |member: &(Member, MemberDevice)| member.0.free(&member.1) / UNIT;
+    let at = |member: &Joined| member.on().free() / UNIT;
     assert_eq!(
         (at(&bob), at(&alice)),
         (7, 10),
         "a group's own protection does not limit its members"
     );
     // Memory that `low` protects for other groups is taken last.
-    assert!(
-        !bob.0.try_charge_ahead(&bob.1, 4 * UNIT, &())
-            && bob.0.try_charge_ahead(&bob.1, 3 * UNIT, &())
-    );
+    assert!(!bob.on().try_charge_ahead(4 * UNIT, &()) && bob.on().try_charge_ahead(3 * UNIT, &()));
     assert_eq!(
         charge(&bob, 5).expect_err("min stays protected").group,
         "lab"
@@ -250,8 +251,9 @@ fn memory_protected_for_others_is_not_free() {
         .expect("written");
     assert_eq!(at(&bob), 1);
     // Only carol's group still has protected memory.
-    let is_kept = |(member, device): &(Member, MemberDevice)| {
-        let level = member.levels[1].level(device, 1, member::Spared::Low);
+    let is_kept = |member: &Joined| {
+        let device = member.on();
+        let level = device.at(1).level(member::Spared::Low);
         level.protection.is_some()
     };
     assert!(is_kept(&bob) && is_kept(&alice));
@@ -267,9 +269,8 @@ fn changed_limits_are_followed_at_once() {
         &[(Key::Max, 10), (Key::High, 8), (Key::Low, 2), (Key::Min, 1)],
     );
     let member = place.join("lab");
-    let station = &member.0.levels[0];
     let bounds = || {
-        let bounds = station.bounds(&member.1, member.1.index[0]);
+        let bounds = member.on().at(0).bounds();
         [bounds.max, bounds.high, bounds.low, bounds.min].map(|bytes| bytes / UNIT)
     };
     assert_eq!((bounds(), bounds()), ([10, 8, 2, 1], [10, 8, 2, 1]));
@@ -279,7 +280,7 @@ fn changed_limits_are_followed_at_once() {
             .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(max * UNIT)))
             .expect("written");
         assert_eq!((bounds(), bounds()), ([max, 8, 2, 1], [max, 8, 2, 1]));
-        assert_eq!(member.0.max(&member.1), max * UNIT);
+        assert_eq!(member.on().max(), max * UNIT);
     }
     assert_eq!(member.0.generations(), before + 3);
 }
@@ -289,7 +290,7 @@ fn a_request_for_unused_memory_is_reported_once_at_any_level() {
     let place = Place::new();
     place.group("lab", &[]);
     place.group("lab/alice", &[]);
-    let (member, _) = place.join("lab/alice");
+    let member = place.join("lab/alice").0;
     assert!(!member.is_asked());
     for station in &member.levels {
         assert!(station.ledger.ask_members());
@@ -304,26 +305,26 @@ fn a_group_below_its_low_gives_nothing_back() {
     place.group("lab/alice", &[]);
     let (lab, alice) = (place.join("lab"), place.join("lab/alice"));
     let reclaimable = || {
-        alice.0.publish_idle(&alice.1, 2 * UNIT);
-        alice.0.publish_reclaimable(&alice.1, UNIT);
-        let stations = alice.0.levels.iter().zip(alice.1.index);
+        alice.on().publish_idle(2 * UNIT);
+        alice.on().publish_reclaimable(UNIT);
+        let stations = alice.0.levels.iter().zip(alice.on().index);
         let mut figures = stations.map(|(station, index)| {
             assert_eq!(station.ledger.usage(index).idle, 2 * UNIT);
             station.ledger.usage(index).idle
         });
         assert!(figures.all(|idle| idle == 2 * UNIT));
-        !alice.0.is_low(&alice.1)
+        !alice.on().is_low()
     };
     charge(&alice, 4).expect("no limit");
     assert!(
-        alice.0.is_low(&alice.1) && !reclaimable(),
+        alice.on().is_low() && !reclaimable(),
         "the parent group uses no more than its `low`"
     );
     charge(&lab, 1).expect("no limit");
-    assert!(!alice.0.is_low(&alice.1) && reclaimable());
+    assert!(!alice.on().is_low() && reclaimable());
     place.group("free", &[]);
     let free = place.join("free");
-    assert!(!free.0.is_low(&free.1), "the group has no protection");
+    assert!(!free.on().is_low(), "the group has no protection");
 }
 
 #[test]
@@ -331,7 +332,7 @@ fn contexts_are_not_counted_only_if_every_group_says_so() {
     let place = Place::new();
     let lab = place.group("lab", &[]);
     let alice = place.group("lab/alice", &[]);
-    let (member, _) = place.join("lab/alice");
+    let member = place.join("lab/alice").0;
     assert!(member.counts_contexts());
     alice
         .write_limits(|set| set.options.count_context = false)
@@ -351,8 +352,8 @@ fn figures_are_published_at_every_level() {
     let labs = place.join("lab");
     charge(&alice, 10).expect("no limit");
     charge(&labs, 1).expect("no limit");
-    alice.0.publish(&alice.1, Category::Arrays, 6 * UNIT);
-    for (station, index) in alice.0.levels.iter().zip(alice.1.index) {
+    alice.on().publish(Category::Arrays, 6 * UNIT);
+    for (station, index) in alice.0.levels.iter().zip(alice.on().index) {
         assert_eq!(
             station.ledger.usage(index).by[Category::Arrays as usize],
             6 * UNIT
@@ -360,7 +361,7 @@ fn figures_are_published_at_every_level() {
     }
     let _idle = place.join("lab");
     assert_eq!(
-        alice.0.all_living(&alice.1).len(),
+        alice.on().all_living().len(),
         3,
         "living members are listed even without a charge"
     );
@@ -377,18 +378,13 @@ fn orphans_stay_charged_until_they_are_given_back() {
     place.group("lab/alice", &[]);
     let (alice, bob) = (place.join("lab/alice"), place.join("lab"));
     charge(&alice, 10).expect("no limit");
-    alice.0.mark_shared(&alice.1, 5 * UNIT as i64);
-    alice.0.orphan(&alice.1, 4 * UNIT);
-    let orphans = |(member, device): &(Member, MemberDevice)| {
-        (
-            member.orphaned(device) / UNIT,
-            member.orphans(device) / UNIT,
-        )
-    };
+    alice.on().mark_shared(5 * UNIT as i64);
+    alice.on().orphan(4 * UNIT);
+    let orphans = |member: &Joined| (member.on().orphaned() / UNIT, member.on().orphans() / UNIT);
     assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 4)));
     // The release uncharges orphans only in the group above, which both processes share.
     let seen = Cell::new(0);
-    let released = bob.0.release_orphans(&bob.1, |total, living| {
+    let released = bob.on().release_orphans(|total, living| {
         seen.set(living.len());
         total - UNIT
     });
@@ -396,15 +392,15 @@ fn orphans_stay_charged_until_they_are_given_back() {
     assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 3)));
     assert_eq!(units(&alice), [10, 9]);
     assert!(
-        !bob.0.release_orphans(&bob.1, |total, _| total),
+        !bob.on().release_orphans(|total, _| total),
         "all orphans must stay charged"
     );
-    assert!(alice.0.release_orphans(&alice.1, |_, _| 0));
+    assert!(alice.on().release_orphans(|_, _| 0));
     assert_eq!((orphans(&alice), units(&alice)), ((0, 0), vec![6, 6]));
     assert!(
         !alice
-            .0
-            .release_orphans(&alice.1, |_, _| unreachable!("there are none"))
+            .on()
+            .release_orphans(|_, _| unreachable!("there are none"))
     );
 }
 
@@ -415,11 +411,13 @@ fn the_size_of_a_context_is_known_to_the_next_member() {
     place.group("lab/alice", &[]);
     place.group("other", &[]);
     let (alice, lab) = (place.join("lab/alice"), place.join("lab"));
-    let hint = |(member, device): &(Member, MemberDevice)| member.context_hint(device);
+    let hint = |member: &Joined| member.on().context_hint();
     assert_eq!(hint(&alice), 0);
-    alice.0.set_context_hint(&alice.1, 500);
+    alice.on().set_context_hint(500);
     assert_eq!((hint(&alice), hint(&lab)), (500, 500));
-    lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
+    lab.0.levels[0]
+        .ledger
+        .set_context_hint(lab.on().index[0], 600);
     assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
     assert_eq!(hint(&place.join("other")), 500, "the root stores the size");
     let stored = place.0.path().join(format!(".context-{GPU}"));
@@ -437,7 +435,7 @@ fn members_of_a_group_removed_by_hand_are_orphaned() {
     let place = Place::new();
     let lab = place.group("lab", &[]);
     place.group("lab/alice", &[]);
-    let (member, _) = place.join("lab/alice");
+    let member = place.join("lab/alice").0;
     assert!(!member.is_orphaned());
     fs::remove_file(lab.ledger_path()).expect("removed");
     assert!(member.is_orphaned());
@@ -477,8 +475,8 @@ fn waiting_group(place: &Place, timeout: Duration) -> Group {
     group
 }
 
-fn waits(member: &(Member, MemberDevice)) -> u64 {
-    member.0.levels[0].ledger.usage(member.1.index[0]).waits
+fn waits(member: &Joined) -> u64 {
+    member.0.levels[0].ledger.usage(member.on().index[0]).waits
 }
 
 #[test]
@@ -487,7 +485,7 @@ fn a_request_waits_until_another_gives_back() {
     let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
-    let give = || other.0.uncharge(&other.1, 6 * UNIT);
+    let give = || other.on().uncharge(6 * UNIT);
     meanwhile(&group.ledger().expect("there"), give, || charge(&one, 6))
         .expect("memory was given back");
     assert_eq!(units(&one), [6]);
@@ -498,7 +496,7 @@ fn a_request_waits_until_another_gives_back() {
     );
     assert_eq!(waits(&one), 1);
     assert!(
-        one.0.try_charge_ahead(&one.1, UNIT, &()),
+        one.on().try_charge_ahead(UNIT, &()),
         "no request waits any more"
     );
 }
@@ -516,15 +514,15 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
         8 * UNIT
     );
     assert_eq!(waits(&one), 0);
-    one.0.uncharge(&one.1, 8 * UNIT);
+    one.on().uncharge(8 * UNIT);
     charge(&other, 8).expect("room");
     assert_eq!(
         charge(&one, 11).expect_err("no limit allows 11 units").max,
         10 * UNIT
     );
     let another_way = one
-        .0
-        .charge(&one.1, 6 * UNIT, &Poor::default(), Insistence::None);
+        .on()
+        .charge(6 * UNIT, &Poor::default(), Insistence::None);
     assert!(another_way.is_err());
     assert_eq!((waits(&one), kinds(&group)), (0, vec![]));
     assert_eq!(
@@ -540,7 +538,7 @@ fn a_request_waits_for_the_room_of_a_job_that_has_no_charge() {
     let place = Place::new();
     let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
-    let (slot, index) = (&other.0.levels[0].slot, other.1.index[0]);
+    let (slot, index) = (&other.0.levels[0].slot, other.on().index[0]);
     slot.keep_room(index, 7, 8 * UNIT);
     let leave = || slot.leave_room(index);
     meanwhile(&group.ledger().expect("there"), leave, || charge(&one, 6))
@@ -555,7 +553,7 @@ fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&one, 9).expect("room");
     charge(&other, 1).expect("room");
-    let give = || other.0.uncharge(&other.1, UNIT);
+    let give = || other.on().uncharge(UNIT);
     let refused = meanwhile(&group.ledger().expect("there"), give, || charge(&one, 2));
     assert_eq!(
         refused
@@ -573,17 +571,15 @@ fn a_request_does_not_overtake_a_waiter() {
     charge(&other, 8).expect("room");
     let act = || {
         // The third member's request would fit, but another request waits ahead of it.
-        assert!(!third.0.try_charge_ahead(&third.1, UNIT, &()));
-        let insists = third
-            .0
-            .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
+        assert!(!third.on().try_charge_ahead(UNIT, &()));
+        let insists = third.on().charge(UNIT, &Poor::default(), Insistence::None);
         insists.expect("a request that must not wait is not queued");
-        third.0.uncharge(&third.1, UNIT);
+        third.on().uncharge(UNIT);
         group
             .write_limits(|set| set.options.on_limit = OnLimit::Fail)
             .expect("written");
         charge(&third, 1).expect("requests are queued only with on_limit=wait");
-        third.0.uncharge(&third.1, UNIT);
+        third.on().uncharge(UNIT);
         group
             .write_limits(|set| {
                 set.options.on_limit = OnLimit::Wait;
@@ -592,7 +588,7 @@ fn a_request_does_not_overtake_a_waiter() {
             .expect("written");
         let refusal = charge(&third, 1).expect_err("another request waits in front");
         assert_eq!((refusal.charged, refusal.max), (8 * UNIT, 10 * UNIT));
-        other.0.uncharge(&other.1, 8 * UNIT);
+        other.on().uncharge(8 * UNIT);
     };
     meanwhile(&group.ledger().expect("there"), act, || charge(&one, 6)).expect("its turn");
     charge(&third, 1).expect("room");
@@ -606,7 +602,7 @@ fn threads_of_one_process_wait_side_by_side() {
     charge(&other, 10).expect("room");
     let give = || {
         wait_until("both threads wait", || waits_begun(&group) == 2);
-        other.0.uncharge(&other.1, 10 * UNIT);
+        other.on().uncharge(10 * UNIT);
     };
     meanwhile(&group.ledger().expect("there"), give, || {
         std::thread::scope(|scope| {
@@ -625,7 +621,7 @@ fn threads_of_one_process_wait_side_by_side() {
 fn memory_given_back_between_an_attempt_and_a_wait_is_used() {
     /// A [`Pressure`] that gives the other member's memory back at a question after an attempt.
     struct Late<'a> {
-        other: &'a (Member, MemberDevice),
+        other: &'a Joined,
         at: u32,
         asked: Cell<u32>,
     }
@@ -642,7 +638,7 @@ fn memory_given_back_between_an_attempt_and_a_wait_is_used() {
         fn is_needless(&self) -> bool {
             self.asked.set(self.asked.get() + 1);
             if self.asked.get() == self.at {
-                self.other.0.uncharge(&self.other.1, 10 * UNIT);
+                self.other.on().uncharge(10 * UNIT);
             }
             false
         }
@@ -659,7 +655,7 @@ fn memory_given_back_between_an_attempt_and_a_wait_is_used() {
             at,
             asked: Cell::new(0),
         };
-        let granted = one.0.charge(&one.1, 10 * UNIT, &pressure, Insistence::Full);
+        let granted = one.on().charge(10 * UNIT, &pressure, Insistence::Full);
         granted.expect("the other member has given its memory back");
     }
 }
@@ -684,7 +680,7 @@ fn a_signal_ends_a_wait_whenever_it_comes() {
     let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 10).expect("room");
-    let wait = || one.0.charge(&one.1, UNIT, &Signalled, Insistence::Full);
+    let wait = || one.on().charge(UNIT, &Signalled, Insistence::Full);
     let refused = meanwhile(&group.ledger().expect("there"), || (), wait);
     refused.expect_err("no room");
     assert_eq!(kinds(&group), [EventKind::Wait]);
@@ -716,7 +712,7 @@ fn a_request_follows_changing_limits_a_bounded_number_of_times() {
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let restless = Restless(&group, Cell::new(0));
-    let refused = one.0.charge(&one.1, 6 * UNIT, &restless, Insistence::Full);
+    let refused = one.on().charge(6 * UNIT, &restless, Insistence::Full);
     let refused = refused.expect_err("the request fits under none of these limits");
     assert_eq!((refused.charged, refused.max), (8 * UNIT, 10 * UNIT));
     assert_eq!(
@@ -740,13 +736,13 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     let request = |units: u64| {
         let pressure = Poor::default();
         let granted = member
-            .0
-            .charge(&member.1, units * UNIT, &pressure, Insistence::Full);
+            .on()
+            .charge(units * UNIT, &pressure, Insistence::Full);
         (granted.is_ok(), pressure.0.get())
     };
     assert_eq!(request(6), (true, 0));
     assert!(
-        !member.0.try_charge_ahead(&member.1, UNIT, &()),
+        !member.on().try_charge_ahead(UNIT, &()),
         "`try_charge` refuses memory above `high`"
     );
     assert_eq!((kinds(&group), member.0.is_asked()), (vec![], false));
@@ -798,7 +794,7 @@ fn role_of_a_bystander() {
     let member = Member::join(&root, "lab").expect("joined");
     let device = member.device(GPU, CAPACITY).expect("room");
     let units: u64 = units.to_string_lossy().parse().expect("a number");
-    member.charge_unchecked(&device, units * UNIT);
+    device.charge_unchecked(units * UNIT);
     println!("#in the group");
     let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new());
 }
@@ -824,8 +820,8 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     // to get memory.
     charge(&member, 11).expect_err("never");
     let gentle = member
-        .0
-        .charge(&member.1, 5 * UNIT, &Poor::default(), Insistence::None);
+        .on()
+        .charge(5 * UNIT, &Poor::default(), Insistence::None);
     assert!(gentle.is_err());
     assert!(is_running(&mut small) && is_running(&mut large));
     // Take the input first: `wait` would close it, and the bystander would end by itself.

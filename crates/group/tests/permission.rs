@@ -419,8 +419,8 @@ fn charge(root: &Path) {
     match Member::join(&root, "lab/bob") {
         Ok(member) => {
             let device = member.device(GPU, CAPACITY).expect("a device");
-            member
-                .charge(&device, GIB, &Nothing, Insistence::Full)
+            device
+                .charge(GIB, &Nothing, Insistence::Full)
                 .expect("room");
             say("charged in lab/bob");
         }
@@ -628,8 +628,8 @@ fn know(root: &Path, view: &Path) {
     // She can falsify the figures of this job.
     let member = Member::join(&job, "run-1-2").expect("joined");
     let device = member.device(GPU, CAPACITY).expect("a device");
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("room");
     say("charged");
     wait_for_the_end();
@@ -659,9 +659,7 @@ fn who_knows_a_jobs_secret_denies_and_falsifies_this_job_and_nothing_else() {
     let charge = |name: &str| {
         let member = Member::join(&root, name).expect("joined");
         let device = member.device(GPU, CAPACITY).expect("a device");
-        member
-            .charge(&device, GIB, &Nothing, Insistence::Full)
-            .is_ok()
+        device.charge(GIB, &Nothing, Insistence::Full).is_ok()
     };
     assert!(!charge("run-1-2"), "it is charged");
     assert!(charge("run-7-8") && charge("lab/run-1-2"));
@@ -723,11 +721,7 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
     let root = lab.root();
     let member = Member::join(&root, "lab/alice").expect("joined");
     let device = member.device(GPU, CAPACITY).expect("a device");
-    let charge = |bytes| {
-        member
-            .charge(&device, bytes, &Nothing, Insistence::Full)
-            .is_ok()
-    };
+    let charge = |bytes| device.charge(bytes, &Nothing, Insistence::Full).is_ok();
     let charged = || {
         lab.group("lab/alice")
             .ledger()
@@ -760,7 +754,7 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
             break;
         }
         if granted {
-            member.uncharge(&device, GIB);
+            device.uncharge(GIB);
         }
     }
     wait_until("the free memory is granted afterwards", || charge(GIB));
@@ -772,7 +766,7 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
     // An uncharge also restores the figures, and then subtracts only its own bytes.
     file.write_all_at(&vec![0; WORDS.1], WORDS.0)
         .expect("written");
-    member.uncharge(&device, GIB);
+    device.uncharge(GIB);
     assert_eq!(charged(), Some(3 * GIB));
 }
 
@@ -782,10 +776,10 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
 fn refuse(root: &Root, group: &str) {
     let member = Member::join(root, group).expect("joined");
     let device = member.device(GPU, CAPACITY).expect("a device");
-    let refusal = member
-        .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+    let refusal = device
+        .charge(9 * GIB, &Nothing, Insistence::Full)
         .expect_err("too much");
-    member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+    device.count_refusal("cuMemAlloc", 9 * GIB, &refusal);
 }
 
 /// Returns the groups of the events in a trail.
@@ -839,13 +833,13 @@ fn leave_a_trail(place: &Path) {
         if cut {
             File::create(&trail).expect("cut short");
         }
-        let refusal = member
-            .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+        let refusal = device
+            .charge(9 * GIB, &Nothing, Insistence::Full)
             .expect_err("too much");
-        member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+        device.count_refusal("cuMemAlloc", 9 * GIB, &refusal);
     }
-    member
-        .charge(&device, GIB, &Nothing, Insistence::Full)
+    device
+        .charge(GIB, &Nothing, Insistence::Full)
         .expect("the group is not damaged");
 }
 

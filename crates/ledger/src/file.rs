@@ -137,9 +137,9 @@ pub(super) fn look(path: &Path, write: bool) -> Result<(Place, Mapping, Descript
     mapped(path, write, Mapping::brief)
 }
 
-/// Reads at most 64 words of an open ledger file.
+/// Reads at most 128 words of an open ledger file.
 pub(super) fn read_words(file: &Description, offset: u64, words: &mut [u64]) -> io::Result<()> {
-    let mut bytes = [0; 512];
+    let mut bytes = [0; 1024];
     let bytes = &mut bytes[..8 * words.len()];
     file.read_exact_at(bytes, offset)?;
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

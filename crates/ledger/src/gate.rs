@@ -153,13 +153,13 @@ pub struct Gate {
     /// Number of threads that have made a call.
     threads: AtomicU64,
     spare: [AtomicU64; LINES - 1],
-    lines: [Line; LINES],
+    lines: [GateLine; LINES],
 }
 
 /// The mark of a call under way, or 0. Processors fetch cache lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub struct Line(AtomicU64);
+pub struct GateLine(AtomicU64);
 
 /// Where a call is marked: in a line, or in the gate's word. `None`: the thread has marked an outer
 /// call.
@@ -171,7 +171,7 @@ impl Gate {
     /// Begins a call in the line that the thread used last. Fails where [`Gate::enter`] has to do
     /// more than that.
     #[inline(always)]
-    pub fn enter_line(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+    pub fn enter_line(&self, own: &AtomicU64, calls: Calls) -> Option<&GateLine> {
         let line = self.take_last(own, calls)?;
         if calls.are_stopped(self.word.load(Ordering::SeqCst)) {
             line.leave();
@@ -197,14 +197,15 @@ impl Gate {
     }
 
     #[inline(always)]
-    fn take_last(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+    fn take_last(&self, own: &AtomicU64, calls: Calls) -> Option<&GateLine> {
         let last = own.load(Ordering::Relaxed).wrapping_sub(1);
         let line = self.lines.get(last as usize)?;
         line.take(calls.mark(own)).then_some(line)
     }
 
     fn find_place(&self, own: &AtomicU64, calls: Calls) -> Option<&AtomicU64> {
-        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == Calls::Short.mark(own);
+        let is_own =
+            |line: &GateLine| line.0.load(Ordering::Relaxed) & !1 == Calls::Short.mark(own);
         if self.lines.iter().any(is_own) {
             return None;
         }
@@ -349,7 +350,7 @@ impl Slot {
     }
 }
 
-impl Line {
+impl GateLine {
     #[inline]
     fn take(&self, mark: u64) -> bool {
         let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);

@@ -113,12 +113,8 @@ pub struct Bill {
     pub uncertain: u128,
 }
 
-/// A charge over time, in units times milliseconds.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-struct Spent {
-    sure: u64,
-    uncertain: u64,
-}
+/// A charge over time, in units times milliseconds: a sure and an uncertain part.
+type Spent = [u64; 2];
 
 /// An event that is counted in the history.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -414,10 +410,9 @@ impl Ledger {
     pub fn bills(&self) -> Vec<Bill> {
         let mut sums: BTreeMap<(Option<u32>, DeviceIndex), [u128; 2]> = BTreeMap::new();
         let mut add = |uid, device, spent: Spent| {
-            if spent != Spent::default() {
-                let [sure, uncertain] = sums.entry((uid, device)).or_default();
-                *sure += u128::from(spent.sure);
-                *uncertain += u128::from(spent.uncertain);
+            if spent != [0; 2] {
+                let sums = sums.entry((uid, device)).or_default();
+                (sums.iter_mut().zip(spent)).for_each(|(sum, more)| *sum += u128::from(more));
             }
         };
         let devices: Vec<_> = DeviceIndex::all().filter(|it| self.records(*it)).collect();
@@ -425,32 +420,18 @@ impl Ledger {
             // No space is reserved for the table of users.
             return Vec::new();
         }
-        let mut is_full = false;
         for number in 0..layout::USERS {
             let words = self.bill_words(number);
-            // The last entry is that of all other users.
-            is_full = number == layout::USERS - 1;
             if words[0] == 0 {
                 break;
             }
-            let Some((uid, is_sure)) = UserBill::user(words[0]) else {
+            let Some(uid) = UserBill::user(words[0]) else {
                 continue;
             };
             for &device in &devices {
-                let units_ms = words[1 + device.get()];
-                let [sure, uncertain] = if is_sure {
-                    [units_ms, 0]
-                } else {
-                    [0, units_ms]
-                };
-                add(uid, device, Spent { sure, uncertain });
+                let at = 1 + 2 * device.get();
+                add(uid, device, [words[at], words[at + 1]]);
             }
-        }
-        // The uncertain part of other users has a word of its own, which a full table needs.
-        for &device in devices.iter().filter(|_| is_full) {
-            let others = &self.content().history[device.get()].uncertain;
-            let (sure, uncertain) = (0, others.load(Ordering::Relaxed));
-            add(None, device, Spent { sure, uncertain });
         }
         // If opening the ledger fails, all processes count as living.
         let file = self.open_file(false).ok();
@@ -484,7 +465,8 @@ impl Ledger {
         let read = look.map(|look| file::read_words(&look.file, at, &mut words));
         if !matches!(read, Some(Ok(()))) {
             let UserBill { uid, unit_ms } = &self.content().users[number];
-            for (word, mapped) in words.iter_mut().zip([uid].into_iter().chain(unit_ms)) {
+            let mapped = [uid].into_iter().chain(unit_ms.as_flattened());
+            for (word, mapped) in words.iter_mut().zip(mapped) {
                 *word = mapped.load(Ordering::Relaxed);
             }
         }
@@ -525,8 +507,7 @@ impl Ledger {
             .saturating_add(units.saturating_mul(seen))
             .min(most);
         let uncertain = units.saturating_mul(since.saturating_sub(seen));
-        let uncertain = uncertain.min(most - sure);
-        Spent { sure, uncertain }
+        [sure, uncertain.min(most - sure)]
     }
 
     /// Adds what the owner of a slot has used to the bill of its user, and records the usage. Call
@@ -544,16 +525,13 @@ impl Ledger {
             let word = self.word(slot, device).load(Ordering::Relaxed);
             left.0 |= u32::from(word != 0) << device.get();
             let spent = self.spent(slot, device, lives);
-            if spent != Spent::default() {
+            if spent != [0; 2] {
                 // A process that dies here loses the figure; the other order would count it twice.
                 let stats = &self.content().slots[slot].stats[device.get()];
                 stats.unit_ms.store(0, Ordering::Relaxed);
                 stats.changed.store(0, Ordering::Relaxed);
-                for (units_ms, is_sure) in [(spent.sure, true), (spent.uncertain, false)] {
-                    if units_ms > 0 {
-                        let bill = self.bill_of(owner.uid, device, is_sure);
-                        bill.fetch_add(units_ms, Ordering::Relaxed);
-                    }
+                for (bill, units_ms) in self.bill_of(owner.uid, device).iter().zip(spent) {
+                    bill.fetch_add(units_ms, Ordering::Relaxed);
                 }
             }
         }
@@ -567,27 +545,20 @@ impl Ledger {
         }
     }
 
-    /// Returns the bill of a user for a device, sure or uncertain, or that of all other users if
-    /// the table is full.
-    fn bill_of(&self, uid: u32, device: DeviceIndex, is_sure: bool) -> &AtomicU64 {
-        let users = &self.content().users;
-        let kind = if is_sure { 0 } else { UserBill::UNCERTAIN };
-        let wanted = (u64::from(uid) + 1) | kind;
-        let found = users[..layout::USERS - 1].iter().find(|entry| {
-            let taken = entry
-                .uid
-                .compare_exchange(0, wanted, Ordering::Relaxed, Ordering::Relaxed);
-            taken.is_ok_and(|_| true) || taken == Err(wanted)
+    /// Returns the bill of a user for a device, or that of all other users if the table is full.
+    fn bill_of(&self, uid: u32, device: DeviceIndex) -> &[AtomicU64; 2] {
+        let [users @ .., last] = &self.content().users;
+        let wanted = u64::from(uid) + 1;
+        let order = Ordering::Relaxed;
+        let is_its = |bill: &&UserBill| {
+            let taken = bill.uid.compare_exchange(0, wanted, order, order);
+            taken.is_ok() || taken == Err(wanted)
+        };
+        let found = users.iter().find(is_its).unwrap_or_else(|| {
+            last.uid.store(UserBill::OTHERS, order);
+            last
         });
-        match found {
-            Some(entry) => &entry.unit_ms[device.get()],
-            None if is_sure => {
-                let last = &users[layout::USERS - 1];
-                last.uid.store(UserBill::OTHERS, Ordering::Relaxed);
-                &last.unit_ms[device.get()]
-            }
-            None => &self.content().history[device.get()].uncertain,
-        }
+        &found.unit_ms[device.get()]
     }
 }
 
@@ -602,17 +573,13 @@ pub(super) struct Left(u32);
 impl UserBill {
     /// The user id of the entry for all users without an entry.
     const OTHERS: u64 = u64::MAX;
-    /// The bit of a user id whose entry holds the uncertain charge over time.
-    const UNCERTAIN: u64 = 1 << 33;
-
-    /// Returns the user id in the first word of an entry, `None` for that of all other users, and
-    /// whether the entry's figures are sure. Returns `None` if the entry is free or damaged.
-    fn user(word: u64) -> Option<(Option<u32>, bool)> {
-        if word == Self::OTHERS {
-            return Some((None, true));
+    /// Returns the user id in the first word of an entry, `None` for that of all other users.
+    /// Returns `None` if the entry is free or damaged.
+    fn user(word: u64) -> Option<Option<u32>> {
+        match word {
+            Self::OTHERS => Some(None),
+            _ => u32::try_from(word.checked_sub(1)?).ok().map(Some),
         }
-        let uid = (word & !Self::UNCERTAIN).checked_sub(1)?;
-        Some((Some(u32::try_from(uid).ok()?), word & Self::UNCERTAIN == 0))
     }
 }
 

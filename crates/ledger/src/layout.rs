@@ -6,7 +6,7 @@
 //! 16 KiB     charges: for each block of 4 devices, one cache line per slot
 //! +2 MiB     slots: two pages each: identity, requests; statistics
 //! +32 MiB    users: the byte-seconds of ended processes, by user
-//! +64 KiB    history: 64 KiB for each device
+//! +128 KiB   history: 64 KiB for each device
 //! +2 MiB     trail: the events of the group and of the groups below it, in pages of 4 events
 //! ```
 //!
@@ -376,18 +376,18 @@ pub(super) struct SlotPage {
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
-/// The use of memory by the ended processes of one user. A user with killed processes has a second
-/// entry, for the time in which it is uncertain whether they lived.
+/// The use of memory by the ended processes of one user.
 #[repr(C)]
 pub(super) struct UserBill {
-    /// The user id plus 1, and [`UserBill::UNCERTAIN`] in a second entry; 0 if the entry is free.
+    /// The user id plus 1; 0 if the entry is free.
     pub uid: AtomicU64,
-    /// For each device, the charge over time: units of 4 KiB times milliseconds.
-    pub unit_ms: [AtomicU64; MAX_DEVICES],
+    /// For each device, the charge over time, in units of 4 KiB times milliseconds: while the
+    /// processes surely lived, and in the time in which it is uncertain whether killed ones did.
+    pub unit_ms: [[AtomicU64; 2]; MAX_DEVICES],
 }
 
 /// Number of users whose bills the ledger holds. The last entry is for all other users.
-pub(super) const USERS: usize = 248;
+pub(super) const USERS: usize = 252;
 
 /// One period of the history of a device. Each word holds the number of its period in the high
 /// half, so that a word of an older period is recognised.
@@ -410,8 +410,6 @@ pub(super) struct DeviceHistory {
     pub minutes: [Bucket; 1_440],
     /// A week in quarters of an hour.
     pub quarters: [Bucket; 672],
-    /// The uncertain charge over time of the users without an entry for it: see [`UserBill`].
-    pub uncertain: AtomicU64,
 }
 
 /// Number of events in the trail.
@@ -586,17 +584,16 @@ const _: () = {
     assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);
     assert!(offset_of!(Content, slots) % PAGE == 0);
     assert!(offset_of!(Content, users) == offset_of!(Content, slots) + 2 * MAX_SLOTS * PAGE);
-    assert!(size_of::<UserBill>() == 264 && size_of::<[UserBill; USERS]>() <= 16 * PAGE);
-    assert!(offset_of!(Content, history) == offset_of!(Content, users) + 16 * PAGE);
+    assert!(size_of::<UserBill>() == 520 && size_of::<[UserBill; USERS]>() <= 32 * PAGE);
+    assert!(offset_of!(Content, history) == offset_of!(Content, users) + 32 * PAGE);
     assert!(size_of::<Bucket>() == 24 && size_of::<DeviceHistory>() == 16 * PAGE);
     assert!(offset_of!(DeviceHistory, minutes) == 14_400);
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
-    assert!(offset_of!(DeviceHistory, uncertain) == 65_088);
     assert!(size_of::<TrailEntry>() == 1024 && offset_of!(TrailEntry, function) == 128);
     assert!(offset_of!(TrailEntry, group) == 160 && offset_of!(TrailEntry, holders) == 288);
     assert!(offset_of!(TrailEntry, in_ring) == 608 && offset_of!(TrailEntry, by) == 624);
     assert!(offset_of!(TrailEntry, repeats) == 688 && offset_of!(TrailEntry, last) == 696);
-    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 1024) * PAGE);
+    assert!(size_of::<Content>() == (4 + 512 + 8192 + 32 + 512 + 1024) * PAGE);
 };
 
 #[cfg(all(test, not(loom)))]
@@ -606,7 +603,7 @@ mod tests {
 
     #[test]
     fn the_preface_of_this_version_does_not_change() {
-        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 42_024_960];
+        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 42_090_496];
         assert_eq!(
             preface()[2..],
             sizes,

@@ -59,7 +59,7 @@ pub use charge::Idle;
 pub use demand::{Answer, Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
-pub use gate::{Calls, FORGED, Gate, Owner, Place, Says, Step, step};
+pub use gate::{Calls, FORGED, Gate, GateLine, Owner, Place, Says, Step, step};
 pub use history::{Bill, Extremes, Period, Resolution};
 pub use layout::{HOLDERS, PressureWords};
 pub use level::{

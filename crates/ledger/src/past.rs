@@ -16,7 +16,7 @@ const LEADS: [usize; 3] = [
 
 impl Ledger {
     /// Copies the devices with their peaks and counts, the history and the bills of users into a
-    /// new ledger file. At most 64 KiB for each device and 80 KiB are written.
+    /// new ledger file. At most 64 KiB for each device and 144 KiB are written.
     pub fn copy_past(&self, path: &Path) -> Result<(), LedgerError> {
         let failed = |error| LedgerError::io_with_room(path, "write", error);
         let (from, to) = (self.place.open(false)?, file::options(true));

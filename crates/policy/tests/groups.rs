@@ -37,7 +37,7 @@ fn set(size: u64) -> LimitSet {
     LimitSet::all(Size::Bytes(size))
 }
 
-fn device(member: &Member) -> MemberDevice {
+fn device(member: &Member) -> MemberDevice<'_> {
     member.device(A, CAPACITY).expect("a device")
 }
 
@@ -261,7 +261,7 @@ fn joining_and_removing_at_once_never_leaves_a_member_outside() {
                 let member = Member::join(&root, "job-1-1").expect("joined");
                 drop(created);
                 assert!(!member.is_orphaned());
-                let free = member.free(&device(&member));
+                let free = device(&member).free();
                 assert!(free <= GIB, "{free}");
                 assert!(!member.is_orphaned());
             }
@@ -300,26 +300,24 @@ fn a_member_follows_its_limit() {
     let member = Member::join(&root, "lab").expect("joined");
     let a = device(&member);
     assert_eq!(
-        (member.group(), member.max(&a), member.free(&a)),
+        (member.group(), a.max(), a.free()),
         ("lab", 4 * GIB, 4 * GIB)
     );
-    member
-        .charge(&a, 3 * GIB, &Nothing, Insistence::Full)
-        .expect("fits");
-    assert_eq!((member.free(&a), member.charged(&a)), (GIB, 3 * GIB));
+    a.charge(3 * GIB, &Nothing, Insistence::Full).expect("fits");
+    assert_eq!((a.free(), a.charged()), (GIB, 3 * GIB));
     for size in [Size::Bytes(2 * GIB), Size::Percent(1000), Size::Max] {
         group
             .write_limits(|set| set.set(Selector::Device(A), Key::Max, size))
             .expect("written");
         for _ in 0..2 {
-            assert_eq!(member.max(&a), size.resolve(CAPACITY));
+            assert_eq!(a.max(), size.resolve(CAPACITY));
         }
     }
-    assert_eq!((member.free(&a), member.charged(&a)), (u64::MAX, 3 * GIB));
+    assert_eq!((a.free(), a.charged()), (u64::MAX, 3 * GIB));
     let b = member.device(B, CAPACITY).expect("a device");
-    assert_eq!((member.max(&b), member.free(&b)), (4 * GIB, 4 * GIB));
-    member.uncharge(&a, 3 * GIB);
-    assert_eq!(member.charged(&a), 0);
+    assert_eq!((b.max(), b.free()), (4 * GIB, 4 * GIB));
+    a.uncharge(3 * GIB);
+    assert_eq!(a.charged(), 0);
 }
 
 #[test]
@@ -334,7 +332,7 @@ fn threads_see_a_changed_limit_at_once() {
             scope.spawn(|| {
                 let mut last = 0;
                 while last < 2_000 {
-                    let now = member.max(&a);
+                    let now = a.max();
                     assert!(now >= last, "an old limit came back: {now} after {last}");
                     last = now;
                 }
@@ -344,7 +342,7 @@ fn threads_see_a_changed_limit_at_once() {
             group
                 .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(size)))
                 .expect("written");
-            assert_eq!(member.max(&a), size);
+            assert_eq!(a.max(), size);
         }
     });
 }
@@ -518,7 +516,7 @@ fn a_job_makes_its_group_and_its_children_join_it() {
     let gpus = || vec![(0, A), (1, B)];
     let first = job.join(&gpus, &|_| None).expect("joined");
     let second = job.join(&gpus, &|_| None).expect("joined");
-    let max = |member: &Member, id| member.max(&member.device(id, CAPACITY).expect("a device"));
+    let max = |member: &Member, id| member.device(id, CAPACITY).expect("a device").max();
     assert_eq!((max(&first, A), max(&second, B)), (2 * GIB, 3 * GIB));
     // An administrator changes a limit while the job runs. The job's next process must not undo the
     // change.
@@ -537,9 +535,9 @@ fn a_child_that_sees_another_gpu_adds_a_rule_for_it() {
     let job = ask(&place, &pairs).expect("understood").expect("a limit");
     let first = job.join(&|| vec![(0, A)], &|_| None).expect("joined");
     let b = first.device(B, CAPACITY).expect("a device");
-    assert_eq!(first.max(&b), u64::MAX);
+    assert_eq!(b.max(), u64::MAX);
     let _second = job.join(&|| vec![(0, B)], &|_| None).expect("joined");
-    assert_eq!(first.max(&b), 2 * GIB);
+    assert_eq!(b.max(), 2 * GIB);
 }
 
 #[test]

@@ -31,9 +31,9 @@ pub enum Memory {
     /// The array is charged by this estimate, because NVML gave no figure. It may take fewer bytes,
     /// and every measurement until its end counts them for the driver's own memory.
     Estimated(u64),
-    /// The array shares 2 MiB blocks, or its position is unknown. [`Packed`](super::packed::Packed)
-    /// counts its memory: `least` to `most` bytes.
-    Packed { least: u64, most: u64 },
+    /// The array shares 2 MiB blocks, or its size is unknown. Measurements count its memory as the
+    /// driver's own.
+    Measured,
 }
 
 /// The record of an array: its device, its context and where its memory is counted.

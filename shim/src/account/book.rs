@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use gpulimit_group::{Insistence, Member, MemberDevice, Refusal};
-use gpulimit_ledger::{Category, DeviceUsage, Idle, Pressure};
+use gpulimit_group::{Insistence, MemberDevice, Refusal};
+use gpulimit_ledger::{Category, Idle, Pressure};
 
 use super::pools::headroom::Headroom;
 use crate::abi::Device as Ordinal;
@@ -28,12 +28,9 @@ const SHOWINGS: u32 = 1_000;
 pub struct Book {
     /// The CUDA ordinal of the GPU.
     pub ordinal: Ordinal,
-    pub(super) member: &'static Member,
-    pub(super) device: MemberDevice,
+    /// The charges of this process in its groups.
+    pub group: MemberDevice<'static>,
     used: [AtomicU64; Category::COUNT],
-    /// Bytes of the driver's own memory in which small arrays lie. The ledger shows these bytes as
-    /// arrays.
-    packed: AtomicU64,
     /// The total of the bytes that were ever passed to [`Book::remove`].
     removed: AtomicU64,
     idle: AtomicI64,
@@ -46,13 +43,11 @@ pub struct Book {
 }
 
 impl Book {
-    pub fn new(ordinal: Ordinal, member: &'static Member, device: MemberDevice) -> Book {
+    pub fn new(ordinal: Ordinal, group: MemberDevice<'static>) -> Book {
         Book {
             ordinal,
-            member,
-            device,
+            group,
             used: Default::default(),
-            packed: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
             idle_changes: AtomicU64::new(0),
@@ -61,29 +56,14 @@ impl Book {
         }
     }
 
-    pub fn member(&self) -> &'static Member {
-        self.member
-    }
-
-    /// Returns the smallest limit of the group and its ancestors, in bytes; `u64::MAX` without a
-    /// limit.
-    pub fn max(&self) -> u64 {
-        self.member.max(&self.device)
-    }
-
     /// Returns the bytes that the group and its ancestors keep free on the GPU.
     pub fn keep_free(&self) -> u64 {
-        (self.member.keep_free(&self.device)).map_or(0, |(keep, _)| keep)
-    }
-
-    /// Returns the bytes that can still be charged to the group.
-    pub fn group_free(&self) -> u64 {
-        self.member.free(&self.device)
+        self.group.keep_free().map_or(0, |(keep, _)| keep)
     }
 
     /// Uncharges the memory of dead members, so that figures do not count it.
     pub fn clean(&self) {
-        self.member.clean_at_times(&self.device, &ProcessList);
+        self.group.clean_at_times(&ProcessList);
     }
 
     /// Returns the bytes that this process could still allocate: the group's free bytes plus this
@@ -104,38 +84,22 @@ impl Book {
         // A request under way is visible in two ways: the ledger marks its charge as undecided, and
         // the request increments `idle_changes`.
         let changes = self.idle_changes.load(Ordering::Acquire);
-        let before = self.member.is_decided(&self.device);
+        let before = self.group.is_decided();
         let free = self.seen_free();
         let settled = before
-            && self.member.is_decided(&self.device)
+            && self.group.is_decided()
             && self.idle_changes.load(Ordering::Acquire) == changes;
         settled.then_some(free)
     }
 
     fn seen_free(&self) -> u64 {
         let idle = self.idle().saturating_sub(self.stays_idle());
-        self.group_free().saturating_add(idle)
+        self.group.free().saturating_add(idle)
     }
 
     /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose.
     fn stays_idle(&self) -> u64 {
         u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
-    }
-
-    /// Returns the smallest limit of the group and its ancestors, in bytes, and the bytes in use in
-    /// the group that sets it; `u64::MAX` without a limit.
-    pub fn limit_and_usage(&self) -> (u64, u64) {
-        self.member.limit_and_usage(&self.device)
-    }
-
-    /// Returns the figures of this process in its group's ledger.
-    pub fn own_usage(&self) -> DeviceUsage {
-        self.member.own_usage(&self.device)
-    }
-
-    /// Returns this process's largest usage since the last call, in bytes.
-    pub fn restart_peak(&self) -> u64 {
-        self.member.restart_peak(&self.device)
     }
 
     /// Charges `bytes` and counts them as in use. In a full group, `pressure` first frees memory.
@@ -146,8 +110,7 @@ impl Book {
         pressure: &dyn Pressure,
         insistence: Insistence,
     ) -> Result<(), Refusal<'static>> {
-        self.member
-            .charge(&self.device, bytes, pressure, insistence)
+        self.group.charge(bytes, pressure, insistence)
     }
 
     /// Charges `bytes` like [`Book::charge`], but as idle: charged and not in use yet.
@@ -158,53 +121,40 @@ impl Book {
         insistence: Insistence,
     ) -> Result<(), Refusal<'static>> {
         let idle = Ahead(self, bytes);
-        self.member
-            .charge_ahead(&self.device, bytes, pressure, insistence, &idle)?;
+        self.group
+            .charge_ahead(bytes, pressure, insistence, &idle)?;
         self.show_reclaimable();
         Ok(())
     }
 
     /// Tries once to charge `bytes`. Neither waits nor reclaims bytes from other members.
     pub fn try_charge(&self, bytes: u64) -> bool {
-        self.member.try_charge_ahead(&self.device, bytes, &())
+        self.group.try_charge_ahead(bytes, &())
     }
 
     /// Tries to charge `bytes` like [`Book::try_charge`], but as idle: charged and not in use yet.
     pub fn try_charge_ahead(&self, bytes: u64) -> bool {
         let idle = Ahead(self, bytes);
-        let charged = self.member.try_charge_ahead(&self.device, bytes, &idle);
+        let charged = self.group.try_charge_ahead(bytes, &idle);
         if charged {
             self.show_reclaimable();
         }
         charged
     }
 
-    /// Charges memory that the driver has already given to the process. The charge may exceed the
-    /// group's limit.
-    pub fn charge_over(&self, bytes: u64) {
-        self.member.charge_unchecked(&self.device, bytes);
-    }
-
     /// Uncharges `bytes` from the group. Call after the driver has freed them.
     pub fn uncharge(&self, bytes: u64) {
         if bytes > 0 {
-            self.member.uncharge(&self.device, bytes);
+            self.group.uncharge(bytes);
         }
     }
 
     /// Uncharges `bytes` that were idle (charged, not in use).
     pub fn uncharge_idle(&self, bytes: u64) {
         if bytes > 0 {
-            self.member
-                .uncharge_idle(&self.device, bytes, &Ahead(self, bytes));
+            self.group.uncharge_idle(bytes, &Ahead(self, bytes));
             self.show_reclaimable();
         }
-    }
-
-    /// Updates the group's peak with its present usage. Call after bytes charged in advance have
-    /// come into use.
-    pub fn note_usage(&self) {
-        self.member.note_usage(&self.device);
     }
 
     /// Records `bytes`, which are charged already, as in use in `category`.
@@ -231,19 +181,9 @@ impl Book {
 
     fn show(&self, category: Category) {
         publish(
-            || self.shown(category),
-            |bytes| self.member.publish(&self.device, category, bytes),
+            || self.used(category),
+            |bytes| self.group.publish(category, bytes),
         );
-    }
-
-    fn shown(&self, category: Category) -> u64 {
-        let used = self.used(category);
-        let packed = self.packed.load(Ordering::Acquire);
-        match category {
-            Category::Arrays => used + packed,
-            Category::Driver => used.saturating_sub(packed),
-            _ => used,
-        }
     }
 
     fn used(&self, category: Category) -> u64 {
@@ -255,14 +195,6 @@ impl Book {
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
-        }
-    }
-
-    /// Sets how many bytes of the driver's own memory hold small arrays.
-    pub fn set_packed(&self, bytes: u64) {
-        if self.packed.swap(bytes, Ordering::AcqRel) != bytes {
-            self.show(Category::Arrays);
-            self.show(Category::Driver);
         }
     }
 
@@ -303,7 +235,7 @@ impl Book {
         if change != 0 {
             self.count_idle(change);
             if change < 0 {
-                self.member.note_use(&self.device, change.unsigned_abs());
+                self.group.note_use(change.unsigned_abs());
             }
             self.show_reclaimable();
         }
@@ -312,10 +244,7 @@ impl Book {
     fn count_idle(&self, change: i64) {
         self.idle_changes.fetch_add(1, Ordering::AcqRel);
         self.idle.fetch_add(change, Ordering::AcqRel);
-        publish(
-            || self.idle(),
-            |bytes| self.member.publish_idle(&self.device, bytes),
-        );
+        publish(|| self.idle(), |bytes| self.group.publish_idle(bytes));
     }
 
     /// Publishes how many bytes this process could give back. Not called during a charge, because
@@ -323,7 +252,7 @@ impl Book {
     fn show_reclaimable(&self) {
         publish(
             || self.reclaimable(self.idle()),
-            |bytes| self.member.publish_reclaimable(&self.device, bytes),
+            |bytes| self.group.publish_reclaimable(bytes),
         );
     }
 
@@ -332,7 +261,7 @@ impl Book {
     fn reclaimable(&self, idle: u64) -> u64 {
         // Only the driver knows how many bytes of pools and graphs are unused. So all these bytes
         // count as reclaimable.
-        let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
+        let reserves = self.used(Category::Pools) + self.used(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
@@ -343,31 +272,11 @@ impl Book {
         }
     }
 
-    /// Marks `bytes` of this process's charge as shared: other processes may hold this memory too.
-    pub fn mark_shared(&self, bytes: u64) {
-        self.member.mark_shared(&self.device, bytes as i64);
-    }
-
     /// Returns whether other processes of the group have charged bytes on this GPU.
     pub fn has_others(&self) -> bool {
         let used = self.used.iter().map(|used| used.load(Ordering::Relaxed));
         let own = used.sum::<u64>() + self.idle();
-        self.member.charged(&self.device) > own
-    }
-
-    /// Returns the bytes that a CUDA context takes on this GPU, as last measured by any process; 0
-    /// before the first measurement.
-    pub fn context_hint(&self) -> u64 {
-        self.member.context_hint(&self.device)
-    }
-
-    pub fn set_context_hint(&self, bytes: u64) {
-        self.member.set_context_hint(&self.device, bytes);
-    }
-
-    /// Returns whether the group counts the memory of CUDA contexts towards its usage.
-    pub fn counts_contexts(&self) -> bool {
-        self.member.counts_contexts()
+        self.group.charged() > own
     }
 }
 

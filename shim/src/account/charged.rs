@@ -35,7 +35,7 @@ impl<'a> Charged<'a> {
         let (device, charged) = (self.device, self.bytes);
         self.spend();
         if bytes > charged {
-            device.book.charge_over(bytes - charged);
+            device.book.group.charge_unchecked(bytes - charged);
         } else {
             device.book.uncharge(charged - bytes);
         }

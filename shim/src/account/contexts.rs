@@ -108,10 +108,10 @@ impl Contexts {
 
     /// Returns how many of the `used` bytes belong to contexts that the group does not count.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
-        if book.counts_contexts() {
+        if book.group.member().counts_contexts() {
             return 0;
         }
-        match (self.count() as u64, book.context_hint()) {
+        match (self.count() as u64, book.group.context_hint()) {
             (0, _) => 0,
             // No process has measured the size of a context on this GPU yet.
             (contexts, 0) => used.min(contexts.saturating_mul(LARGEST)),

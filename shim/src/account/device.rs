@@ -104,14 +104,14 @@ impl Device {
             CUDA_ERROR_NOT_PERMITTED
         })?;
         if member.has_former() {
-            member.clean(&device, &Former::wait(&id));
+            device.clean(&Former::wait(&id));
         }
         let kernels = KernelMemory::of(ordinal);
         let shares_host = devices::is_integrated(ordinal) && figures::lacks_memory(&id);
         if shares_host {
             devices::note_shared_host();
             let (total, _) = proc::host_memory().unwrap_or_default();
-            member.keep_by_default(&device, proc::host_reserve(total));
+            device.keep_by_default(proc::host_reserve(total));
         }
         Ok(Device {
             process,
@@ -120,7 +120,7 @@ impl Device {
             least_context: kernels.start(),
             capacity,
             shares_host,
-            book: Book::new(ordinal, member, device),
+            book: Book::new(ordinal, device),
             spares: Spares::default(),
             driver_part: DriverPart::default(),
             kernels,
@@ -185,6 +185,7 @@ impl Device {
     /// Charges the bytes of `request` to the group, and counts them as in use from the start.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        self.watch_inherited();
         let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
         };
@@ -196,6 +197,7 @@ impl Device {
 
     /// Charges the bytes of `request` in advance: they count as idle until they come into use.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        self.watch_inherited();
         let charged = self.charge_for_driver(request);
         self.note_asked();
         charged
@@ -205,7 +207,7 @@ impl Device {
     /// own memory.
     pub fn charge_for_driver(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         if self.has_entered.load(Ordering::Relaxed) {
-            self.book.member.stay(&self.book.device);
+            self.book.group.stay();
         }
         let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
@@ -214,17 +216,17 @@ impl Device {
         Ok(Charged::new(self, request.bytes, true))
     }
 
-    /// Waits until this process may make its first context, which takes `bytes`: see
-    /// [`Member::enter`]. Does not wait on when another thread has made one.
+    /// Waits until this process may make its first context, which takes `bytes`: see `enter` of
+    /// the book's group. Does not wait on when another thread has made one.
     pub fn enter_group(&self, symbol: &'static str, bytes: u64) -> Result<Entered<'_>, Refused> {
         locks::assert_none_held();
         let is_first = || self.contexts.count() == 0;
         let request = Request::insisting(symbol, bytes).as_long_as(&is_first);
-        let Book { member, device, .. } = &self.book;
+        let group = &self.book.group;
         let pressure = Reclaim::new(self, &request);
-        let entered = member.enter(device, bytes, &pressure, request.insistence());
+        let entered = group.enter(bytes, &pressure, request.insistence());
         if let (Err(refusal), true) = (entered, is_first()) {
-            member.turn_back(device);
+            group.turn_back();
             return Err(self.tell(&request, &refusal));
         }
         Ok(Entered(self))
@@ -241,7 +243,7 @@ impl Device {
     #[cold]
     fn leave_entrance(&self) {
         self.has_entered.store(false, Ordering::Relaxed);
-        self.book.member.leave_entrance(&self.book.device);
+        self.book.group.leave_entrance();
     }
 
     /// Charges a request. While this process is suspended, an insisting request waits, and others
@@ -264,7 +266,7 @@ impl Device {
             locks::assert_none_held();
         }
         self.watch_others();
-        if self.book.member.has_suspended(&self.book.device) {
+        if self.book.group.has_suspended() {
             self.take_back();
         }
         let pressure = Reclaim::new(self, request);
@@ -291,9 +293,9 @@ impl Device {
     /// under way may wait for the outer call, and the driver's answer for the lock.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
-        let Book { member, device, .. } = &self.book;
-        let is_held = || member.gate().is_closed() && !inside::is_nested();
-        (member.has_suspended(device) || is_held()) && suspension::says() != Says::Runs
+        let group = &self.book.group;
+        let is_held = || group.member().gate().is_closed() && !inside::is_nested();
+        (group.has_suspended() || is_held()) && suspension::says() != Says::Runs
     }
 
     /// Charges this process's suspended bytes if another tool has brought them back.
@@ -303,7 +305,7 @@ impl Device {
         let is_back = || suspension::says() == Says::Runs;
         if is_back() {
             // After an error, the request is refused, and restores the charge.
-            let _ = self.book.member.take_back(&is_back);
+            let _ = self.book.group.member().take_back(&is_back);
         }
     }
 
@@ -329,6 +331,12 @@ impl Device {
         self.current_pool.get(&self.process.pools, self.ordinal)
     }
 
+    /// Returns the current pool of this device if the driver was asked for it.
+    #[inline(always)]
+    pub fn known_pool(&self) -> Option<&'static Pool> {
+        self.current_pool.known()
+    }
+
     /// Forgets the current pool of this device; the next use asks the driver for it again.
     pub fn forget_current_pool(&self) {
         self.current_pool.set(None);
@@ -342,9 +350,9 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let Device { book, contexts, .. } = self.0;
         match contexts.count() {
-            0 => book.member.turn_back(&book.device),
+            0 => book.group.turn_back(),
             _ => {
-                book.member.stay(&book.device);
+                book.group.stay();
                 self.0.has_entered.store(true, Ordering::Relaxed);
             }
         }

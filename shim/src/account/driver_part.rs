@@ -3,8 +3,6 @@
 //! Its size is NVML's figure for this process minus the *named* bytes, whose size the program gave.
 //! A call that may increase the size charges an estimate in advance ([`Prepaid`]). Afterwards the
 //! account measures the size.
-//!
-//! Shared blocks of small arrays are measured here, and published as arrays ([`Packed`]).
 
 mod prepaid;
 
@@ -12,9 +10,7 @@ use std::time::Instant;
 
 use super::book::{Book, RESERVE};
 use super::contexts::Contexts;
-use super::packed::Packed;
 use super::reserve::{Changes, Reserve, State};
-use crate::abi::Context;
 pub use prepaid::Prepaid;
 
 /// The measured and the estimated sizes of the driver's own memory on one GPU. The reserve of this
@@ -28,8 +24,6 @@ pub(super) struct Part {
     deferred: u64,
     /// The assumed sizes of the contexts that were made since the last measurement.
     assumed: Vec<u64>,
-    /// The figures of the small arrays. Their blocks are part of the size.
-    packed: Packed,
     /// The number of the latest measurement that was recorded.
     measured: u64,
 }
@@ -132,19 +126,6 @@ impl DriverPart {
         state.give_back();
     }
 
-    /// Calls `change` with the figures of small arrays.
-    pub fn packed<T>(&self, change: impl FnOnce(&mut Packed) -> T) -> T {
-        self.0.own(|own| change(&mut own.packed))
-    }
-
-    /// Removes the figures of the small arrays of a destroyed context.
-    pub fn forget_packed(&self, book: &Book, context: Context) {
-        self.0.own(|own| {
-            own.packed.forget(context);
-            book.set_packed(own.packed.bytes());
-        });
-    }
-
     /// Removes the assumed size of a destroyed context. Used where NVML gives no figure.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.0.change(book);
@@ -194,12 +175,9 @@ fn conclude(
         state.headroom = if total.figure > 0 { RESERVE } else { 0 };
         let own = &mut state.own;
         own.measured = number;
-        let (before, used) = (own.size, own.seen(total));
+        let used = own.seen(total);
         own.assumed.clear();
-        own.packed.measured(before, used);
-        let overrun = enter(contexts, &mut state, used);
-        state.book.set_packed(state.own.packed.bytes());
-        overrun
+        enter(contexts, &mut state, used)
     } else {
         0
     };

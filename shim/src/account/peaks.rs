@@ -30,7 +30,7 @@ struct Measurement {
 impl Open {
     /// Counts the peak of the device so far for its open measurements.
     fn count(&mut self, device: &'static Device) {
-        let bytes = device.book.restart_peak();
+        let bytes = device.book.group.restart_peak();
         for measurement in &mut self.measurements {
             if measurement.device.ordinal == device.ordinal {
                 measurement.bytes = measurement.bytes.max(bytes);
@@ -48,7 +48,7 @@ impl Process {
         let measurement = Measurement {
             number: open.last,
             device,
-            bytes: device.book.restart_peak(),
+            bytes: device.book.group.restart_peak(),
         };
         open.measurements.push(measurement);
         open.last

@@ -302,11 +302,22 @@ impl Pool {
             .unwrap_or(0)
     }
 
+    /// Promises the pool's step to a call that takes no lock. Returns false if it is not there.
+    #[inline(always)]
+    pub fn begin_at_once(&self) -> bool {
+        self.ticket.begin()
+    }
+
+    /// Ends such a call, which has got `range`. Returns false if it has to be settled.
+    #[inline(always)]
+    pub fn end_at_once(&self, range: Range<DevicePtr>) -> bool {
+        self.ticket.end(&range, UNSEEN)
+    }
+
     /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false
     /// if too few are left; then use [`Pool::pay`].
-    #[inline(always)]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
-        (bytes == STEP && self.ticket.begin()) || self.prepay_locked(book, bytes)
+        (bytes == STEP && self.begin_at_once()) || self.prepay_locked(book, bytes)
     }
 
     #[inline(never)]
@@ -390,10 +401,9 @@ impl Pool {
     ///
     /// Returns true if the whole headroom is charged. Otherwise the caller charges or undoes the
     /// growth under a [`promise::Growth`].
-    #[inline(always)]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
-        let ends = |range| bytes == STEP && self.ticket.end(range, UNSEEN);
-        range.as_ref().is_some_and(ends) || self.settle_locked(book, bytes, range)
+        let ends = |range: Range<DevicePtr>| bytes == STEP && self.end_at_once(range);
+        range.clone().is_some_and(ends) || self.settle_locked(book, bytes, range)
     }
 
     #[inline(never)]
@@ -838,10 +848,15 @@ impl CurrentPool {
     /// Returns the current pool of `device`; `None` where the program has destroyed that pool.
     #[inline]
     pub fn get(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
-        match cache::read(&self.0) {
+        match self.known() {
             Some(pool) => Ok(Some(pool)),
             None => self.ask(pools, device),
         }
+    }
+
+    #[inline(always)]
+    pub fn known(&self) -> Option<&'static Pool> {
+        cache::read(&self.0)
     }
 
     #[cold]

@@ -24,7 +24,7 @@ const PAUSE_MS: u64 = OFTEN.as_millis() as u64 + 10;
 thread_local! {
     /// The last demand that this thread was told and has not answered. Its next look is the answer:
     /// by then the thread has given back what it can.
-    static TOLD: Cell<Option<Told>> = const { Cell::new(None) };
+    static TOLD: Cell<Option<Told<'static>>> = const { Cell::new(None) };
 }
 
 /// The registrations of the parts of a program.

@@ -139,7 +139,7 @@ impl<T> Changes<'_, T> {
     pub fn cover(&mut self, bytes: u64) -> u64 {
         let fits = bytes == 0 || self.book.try_charge(bytes);
         if !fits {
-            self.book.charge_over(bytes);
+            self.book.group.charge_unchecked(bytes);
         }
         self.held += bytes;
         self.book.add_idle(bytes);
@@ -184,7 +184,7 @@ fn publish(book: &Book, before: (u64, u64), now: (u64, u64)) {
     book.adjust_idle(before.0.wrapping_sub(now.0) as i64);
     book.adjust_headroom(now.1.wrapping_sub(before.1) as i64);
     if now.0 > before.0 {
-        book.note_usage();
+        book.group.note_usage();
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     fn book(group: &Scratch) -> Book {
         let member = group.member();
         let device = member.device(DeviceId::gpu([7; 16]), 1 << 20);
-        Book::new(0, member, device.expect("a device"))
+        Book::new(0, device.expect("a device"))
     }
 
     #[test]
@@ -361,7 +361,7 @@ mod tests {
         let group = Scratch::new(&["max=100M"]);
         let (book, reserve) = (book(&group), Reserve::<()>::default());
         let figures = || {
-            let usage = book.own_usage();
+            let usage = book.group.own_usage();
             (usage.charged / MIB, usage.idle / MIB, book.free() / MIB)
         };
         let charge = |bytes| book.try_charge_ahead(bytes).then_some(()).ok_or(());

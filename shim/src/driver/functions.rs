@@ -37,7 +37,7 @@ macro_rules! functions {
             hooks { $(
                 $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
                 $(, as $($way:ident)+)? $(, given ( $($given:ident),* ))?
-                $(, unless $known:path : $handle:ident)?
+                $(, first $first:path)? $(, unless $known:path : $handle:ident)?
                 $(, known by $register:ident $launched:ident)? ;
             )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
@@ -94,8 +94,8 @@ macro_rules! functions {
                 );
             }
 
-            /// The straight calls of the functions that are `as gate`, where nothing but a mark in
-            /// the gate is to be done. `None`: nothing is done.
+            /// The straight calls of the functions that are `as gate` and `as quick`, with the mark
+            /// in the gate, where nothing else is to be done. `None`: nothing is done.
             pub mod at_once {
                 #[allow(unused_imports, reason = "NVML has no such function")]
                 use super::*;
@@ -175,20 +175,23 @@ macro_rules! functions {
         }
     };
 
-    (@at_once ( gate ) $name:ident ( $($arg:ident : $ty:ty),* )) => {
+    (@at_once ( gate ) $($function:tt)*) => { functions!(@at_once true, $($function)*); };
+    (@at_once ( quick ) $($function:tt)*) => { functions!(@at_once false, $($function)*); };
+    (@at_once ( quick gated ) $($function:tt)*) => { functions!(@at_once true, $($function)*); };
+    (@at_once $is_gated:literal, $name:ident ( $($arg:ident : $ty:ty),* )) => {
         #[inline(always)]
-        pub fn $name($($arg: $ty),*) -> Option<Status> {
+        pub fn $name($($arg: $ty),*) -> Option<(gate::AtOnce, impl FnOnce() -> Status)> {
             let address = ADDRESSES[Index::$name as usize].load(Ordering::Relaxed);
             if address.is_null() {
                 return None;
             }
-            let call = || functions!(@call address ( $($arg : $ty),* ));
-            gate::pass_at_once(NAMES[Index::$name as usize], call)
+            let begun = gate::AtOnce::begin(NAMES[Index::$name as usize], $is_gated)?;
+            Some((begun, move || functions!(@call address ( $($arg : $ty),* ))))
         }
     };
     (@at_once $ways:tt $name:ident $args:tt) => {};
 
-    (@gate ( $(hot)? $(patched)? )) => { None::<Calls> };
+    (@gate ( $(hot)? $(quick)? $(patched)? )) => { None::<Calls> };
     (@gate ( wait )) => { Some(Calls::Waits) };
     (@gate ( $($gated:ident)+ )) => { Some(Calls::Short) };
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use gpulimit_ledger::{Calls, Gate, Place};
+use gpulimit_ledger::{Calls, Gate, GateLine, Place};
 use once_cell::race::{OnceBox, OnceRef};
 
 use crate::abi::Status;
@@ -45,17 +45,40 @@ pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Statu
     status
 }
 
-/// Does the work of [`pass`], outside of a hook, for a call that is made by the million. Returns
-/// `None` where there is more to do than to mark the call: nothing is done then.
-#[inline(always)]
-pub fn pass_at_once(symbol: &CStr, call: impl FnOnce() -> Status) -> Option<Status> {
-    if inside::get() != 0 || is_mutant(symbol) {
-        return None;
+/// A call of the driver outside of a hook, of a function that is called by the million. If the
+/// thread is cancelled in it, the call counts as under way for ever.
+pub struct AtOnce(Option<&'static GateLine>);
+
+impl AtOnce {
+    /// Does the work of [`pass`], where there is no more to do than to mark the call. Otherwise
+    /// returns `None`, and has done nothing.
+    #[inline(always)]
+    pub fn begin(symbol: &CStr, is_gated: bool) -> Option<Self> {
+        if inside::get() != 0 || is_mutant(symbol) {
+            return None;
+        }
+        if !is_gated {
+            return Some(AtOnce(None));
+        }
+        let line = GATE.get()?.get()?.enter_line(inside::own(), Calls::Short)?;
+        Some(AtOnce(Some(line)))
     }
-    let line = GATE.get()?.get()?.enter_line(inside::own(), Calls::Short)?;
-    let status = inside::outermost(call);
-    line.leave();
-    Some(status)
+
+    /// Makes the call.
+    #[inline(always)]
+    pub fn run(self, call: impl FnOnce() -> Status) -> Status {
+        let status = inside::outermost(call);
+        self.leave();
+        status
+    }
+
+    /// Ends the call; also one that was not made.
+    #[inline(always)]
+    pub fn leave(self) {
+        if let Some(line) = self.0 {
+            line.leave();
+        }
+    }
 }
 
 /// For scripts/prove-hooks: a debug build leaves out the hook that this variable names.

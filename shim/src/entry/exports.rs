@@ -25,7 +25,7 @@ macro_rules! exports {
             hooks { $(
                 $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
                 $(, as $($way:ident)+)? $(, given ( $($given:ident),* ))?
-                $(, unless $known:path : $handle:ident)?
+                $(, first $first:path)? $(, unless $known:path : $handle:ident)?
                 $(, known by $register:ident $launched:ident)? ;
             )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
@@ -61,7 +61,7 @@ macro_rules! exports {
                 use super::*;
                 $( exports!(
                     @export $name ( $($arg : $ty),* ) => $handler $(, as $($way)+)?
-                    $(, given ( $($given),* ))? $(, unless $known : $handle)?
+                    $(, given ( $($given),* ))? $(, first $first)? $(, unless $known : $handle)?
                     $(, known by $register $launched)?
                 ); )*
             }
@@ -86,11 +86,52 @@ macro_rules! exports {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             let visit = || crate::hook::visit(|| driver::straight::$name($($arg),*));
-            driver::at_once::$name($($arg),*).unwrap_or_else(|| $handler(visit))
+            match driver::at_once::$name($($arg),*) {
+                Some((begun, call)) => begun.run(call),
+                None => $handler(visit),
+            }
         }
     };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot $(gated)?) => {
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path,
+        as quick, first $first:path
+    ) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            #[inline(never)]
+            fn others($($arg: $ty),*) -> Status {
+                exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+            }
+            let begin = || driver::at_once::$name($($arg),*);
+            $first(begin, $($arg),*).unwrap_or_else(|| others($($arg),*))
+        }
+    };
+
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path,
+        as quick gated, first $first:path
+    ) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            #[inline(never)]
+            fn others(made: Option<pool::Made>, $($arg: $ty),*) -> Status {
+                let row = const { &ROWS[driver::Index::$name as usize] };
+                let real = driver::$name as fn($($ty),*) -> Status;
+                crate::hook::enter(row, move |call: Option<crate::hook::Entered<'_>>| match call {
+                    Some((call, _)) => $handler(call, real, made, $($arg),*),
+                    None => match made {
+                        Some(made) => made.status,
+                        None => driver::straight::$name($($arg),*),
+                    },
+                })
+            }
+            let begin = || driver::at_once::$name($($arg),*);
+            $first(begin, $($arg),*).unwrap_or_else(|made| others(made, $($arg),*))
+        }
+    };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             crate::hook::run(

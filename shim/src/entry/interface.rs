@@ -481,8 +481,8 @@ fn before_cuda(name: &str) -> Option<Memory> {
 fn figures(device: &Device) -> Memory {
     let book = &device.book;
     book.clean();
-    let (limit, usage) = book.limit_and_usage();
-    let own = book.own_usage();
+    let (limit, usage) = book.group.limit_and_usage();
+    let own = book.group.own_usage();
     let machine = device.machine_free().unwrap_or(u64::MAX);
     let machine = machine.saturating_sub(book.keep_free());
     Memory {

@@ -104,12 +104,12 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         };
         match required(call, device, shape) {
             Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
-            Some(bytes) => making.measured(bytes, BLOCK, real),
+            Some(_) => making.measured(BLOCK, real),
             // The driver refuses an array larger than the GPU with a status of its own.
             None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
             None => match tiling::most(descriptor, shape.levels) {
                 0 => Err(Aside::NoSize),
-                most => making.measured(0, most, real),
+                most => making.measured(most, real),
             },
         }
     })
@@ -118,7 +118,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
 /// Returns the bytes of an array of this shape; `None` if the driver does not tell or no limit
 /// applies.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
-    let is_unlimited = device.book.max() == u64::MAX && device.book.keep_free() == 0;
+    let is_unlimited = device.book.group.max() == u64::MAX && device.book.keep_free() == 0;
     if is_unlimited
         || !has::cuArrayGetMemoryRequirements()
         || !has::cuMipmappedArrayGetMemoryRequirements()
@@ -176,10 +176,10 @@ impl Making {
         })
     }
 
-    fn enter(&self, handle: Handle, context: Context, memory: Memory) {
+    fn enter(&self, handle: Handle, memory: Memory) {
         let entry = Entry {
             device: self.device.ordinal,
-            context,
+            context: current_context(),
             memory,
         };
         self.call.process.arrays.insert(handle, entry);
@@ -195,7 +195,7 @@ impl Making {
                 Some(handle) => {
                     charged.spend();
                     device.book.add(Category::Arrays, bytes);
-                    self.enter(handle, current_context(), Memory::Own(bytes));
+                    self.enter(handle, Memory::Own(bytes));
                 }
                 None => drop(charged),
             }
@@ -225,54 +225,38 @@ impl Making {
         Ok(())
     }
 
-    /// Makes an array of `least` to `most` bytes. Charges `most` bytes before the call, and
-    /// measures afterwards.
-    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
+    /// Makes an array of at most `most` bytes, which are charged before the call. The memory that
+    /// the array takes is measured as part of the driver's own.
+    fn measured(&self, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
-        let part = &device.driver_part;
         let paid = Prepaid::pay(device, Request::insisting(symbol, most))?;
-        let context = current_context();
-        let before = part.packed(|packed| packed.begin(context, most));
+        let before = device.driver_part.used();
         let status = real.call();
         let Some(handle) = self.handle(status) else {
-            part.packed(|packed| {
-                packed.gone(context, 0, most);
-                packed.end(context)
-            });
             return Ok(status);
         };
-        part.packed(|packed| packed.made(context, least));
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
                 // The GPU's memory use cannot be measured, so the array may have taken all of
                 // `most`.
-                part.packed(|packed| {
-                    packed.gone(context, least, most);
-                    packed.end(context)
-                });
                 paid.hand_over();
                 device.book.add(Category::Arrays, most);
-                self.enter(handle, context, Memory::Estimated(most));
+                self.enter(handle, Memory::Estimated(most));
                 return Ok(status);
             }
         };
-        let after = part.packed(|packed| packed.end(context));
-        let grown = after.saturating_sub(before);
+        // Accepted: what other threads' calls have taken meanwhile counts, too.
+        let grown = measured.used.saturating_sub(before);
         let below = device.below();
         if grown > 0 && (measured.overrun > 0 || below.is_some()) {
             device.refuse(symbol, grown, below);
         } else if self.make_whole(grown).is_ok() {
-            self.enter(handle, context, Memory::Packed { least, most });
+            self.enter(handle, Memory::Measured);
             return Ok(status);
         }
         discard(handle);
-        part.packed(|packed| {
-            packed.begin(context, 0);
-            packed.gone(context, least, most)
-        });
         device.measure();
-        part.packed(|packed| packed.end(context));
         Err(Aside::Refused)
     }
 }
@@ -324,18 +308,11 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
             device.renew(mark);
             status
         }
-        Memory::Packed { least, most } => {
-            let part = &device.driver_part;
-            part.packed(|packed| packed.begin(entry.context, 0));
+        Memory::Measured => {
             let status = real.call();
-            if status == SUCCESS
-                && (part.packed(|packed| packed.gone(entry.context, least, most))
-                    || device.is_inexact()
-                    || device.is_measuring())
-            {
+            if status == SUCCESS {
                 device.measure();
             }
-            part.packed(|packed| packed.end(entry.context));
             status
         }
     };
@@ -352,7 +329,4 @@ pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64
             freed(entry.device, Category::Arrays, bytes);
         }
     });
-    for device in call.process.devices() {
-        device.driver_part.forget_packed(&device.book, context);
-    }
 }

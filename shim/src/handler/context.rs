@@ -76,11 +76,11 @@ fn make(
             pay: &|_, paid| {
                 // The stored size of a context may be too small, because every member of the group
                 // can write it.
-                hint.set(match device.book.context_hint().max(size) {
+                hint.set(match device.book.group.context_hint().max(size) {
                     0 => 0,
                     known => known.max(device.least_context),
                 });
-                if is_made() || !device.book.counts_contexts() {
+                if is_made() || !device.book.group.member().counts_contexts() {
                     return Ok(());
                 }
                 let due = estimate(device, hint.get());
@@ -130,7 +130,7 @@ fn make(
         // Another context that ended during the measurement makes the measured size too small, so
         // it is not stored.
         if grown > 0 && !measured.at_least {
-            device.book.set_context_hint(grown);
+            device.book.group.set_context_hint(grown);
         }
         if measured.overrun > 0 || below.is_some() {
             undo(context);
@@ -159,8 +159,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 fn await_hint(device: &Device) {
     let started = Instant::now();
     // Waits only if room is short and another member of the group could measure a context.
-    while device.book.context_hint() == 0
-        && device.book.group_free() < LARGEST
+    while device.book.group.context_hint() == 0
+        && device.book.group.free() < LARGEST
         && device.book.has_others()
         && started.elapsed() <= PATIENCE
     {
@@ -171,8 +171,8 @@ fn await_hint(device: &Device) {
 /// Returns the bytes that must be free for the first context of this process. `size` as in
 /// [`make`].
 fn first_estimate(device: &Device, size: u64) -> u64 {
-    match device.book.counts_contexts() {
-        true => estimate(device, device.book.context_hint().max(size)),
+    match device.book.group.member().counts_contexts() {
+        true => estimate(device, device.book.group.context_hint().max(size)),
         false => BLOCK,
     }
 }
@@ -183,7 +183,7 @@ fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
     }
-    (LARGEST.min(device.book.group_free()) / BLOCK * BLOCK)
+    (LARGEST.min(device.book.group.free()) / BLOCK * BLOCK)
         .max(device.least_context)
         .max(BLOCK)
 }

@@ -14,6 +14,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::{answer, cuda};
 use crate::handler::Call;
+use crate::handler::aside::Aside;
 use crate::handler::external::lasting;
 use crate::handler::linear::blocks_touched;
 
@@ -27,7 +28,7 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             && export.first
             && let Ok(device) = call.process.device(export.device)
         {
-            device.book.mark_shared(export.bytes);
+            device.book.group.mark_shared(export.bytes as i64);
         }
         export.is_some()
     };
@@ -60,6 +61,9 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
 /// pays. The opening process pays once NVML attributes the memory to it. It must not be suspended
 /// any more if the memory lies on another device than the current one.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
+    if let Err(refused) = call.process.may_import(call.symbol) {
+        return Aside::from(refused).answer(real);
+    }
     let possible = call.process.expect_obstacle(Obstacle::OpenedMemory);
     let status = real.call();
     if status == SUCCESS {

@@ -472,8 +472,8 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         // While the driver's call failed, other threads have freed this block, or have made new
         // allocations in it.
         (true, false) => {
-            device.book.charge_over(BLOCK);
-            device.book.mark_shared(BLOCK);
+            device.book.group.charge_unchecked(BLOCK);
+            device.book.group.mark_shared(BLOCK as i64);
             device.book.add(Category::Linear, BLOCK);
         }
         (false, true) => device.part_with(BLOCK, BLOCK, before),

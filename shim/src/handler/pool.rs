@@ -10,6 +10,7 @@ use crate::abi::{
     Location, MEMORY_TYPE_HOST, MemPool, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, SUCCESS, Status, Stream,
 };
+use crate::account::Process;
 use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::obstacles::Possible;
@@ -19,22 +20,94 @@ use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
+use crate::driver::gate::AtOnce;
 use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{self, Aside, attempt};
 use crate::handler::linear;
 use crate::handler::stream::{await_work, capturing, own_stream};
 
+/// A call of `cuMemAllocAsync` that was made before the hook, on the pool's ticket.
+#[derive(Clone, Copy)]
+pub struct Made {
+    device: &'static Device,
+    pool: &'static Pool,
+    /// See [`Allocation::mark`].
+    mark: u64,
+    /// The driver's answer.
+    pub status: Status,
+}
+
+/// `cuMemAllocAsync` of up to 32 MiB from a pool that has a ticket, and so has memory of which the
+/// steps are known: one atomic operation before the call and one after it. Returns the status if
+/// that was all. Otherwise returns the call that was made, or `None` if nothing was done.
+#[inline(always)]
+pub fn alloc_at_once<C: FnOnce() -> Status>(
+    begin: impl FnOnce() -> Option<(AtOnce, C)>,
+    dptr: Out<DevicePtr>,
+    bytesize: usize,
+    stream: Stream,
+) -> Result<Status, Option<Made>> {
+    let bytes = bytesize as u64;
+    if !(1..=STEP).contains(&bytes) {
+        return Err(None);
+    }
+    let process = Process::existing().ok_or(None)?;
+    let device = process.stream_device_at_once(stream).ok_or(None)?;
+    let pool = device.known_pool().ok_or(None)?;
+    let mark = process.mark();
+    let (begun, real) = begin().ok_or(None)?;
+    if !pool.begin_at_once() {
+        begun.leave();
+        return Err(None);
+    }
+    let status = begun.run(real);
+    process.pools.touch();
+    if status == SUCCESS
+        && let Some(start) = dptr.read()
+        && pool.end_at_once(start..start.saturating_add(bytes))
+    {
+        return Ok(status);
+    }
+    Err(Some(Made {
+        device,
+        pool,
+        mark,
+        status,
+    }))
+}
+
 /// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
-/// Uncharges the rest after the call.
+/// Uncharges the rest after the call. Ends the call that [`alloc_at_once`] has made.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
+    made: Option<Made>,
     dptr: Out<DevicePtr>,
     bytesize: usize,
     stream: Stream,
 ) -> Status {
     let real = || real(dptr, bytesize, stream);
+    if let Some(Made {
+        device,
+        pool,
+        mark,
+        status,
+    }) = made
+    {
+        let bytes = bytesize as u64;
+        let allocation = Allocation {
+            call,
+            device,
+            pool,
+            bytes,
+            dptr,
+            stream,
+            mark,
+        };
+        let promise = Promise::new(pool, &device.book, growth(bytes));
+        return allocation.answer(allocation.end(promise, status), &real);
+    }
     match current_pool(call, stream) {
         Ok(Some((device, pool))) => allocate(call, device, pool, bytesize, dptr, stream, real),
         Ok(None) => allocate_unknown(call, None, bytesize, dptr, stream, &real),
@@ -246,11 +319,7 @@ fn allocate(
     if !pool.prepay(&device.book, growth(bytes)) {
         return allocation.insist(None, &real);
     }
-    match allocation.make(&real) {
-        (SUCCESS, true) => SUCCESS,
-        (status, true) => device.note_answer(call.symbol, bytes, status),
-        (status, false) => allocation.insist(Some(status), &real),
-    }
+    allocation.answer(allocation.make(&real), &real)
 }
 
 /// An allocation from a pool.
@@ -274,12 +343,29 @@ impl Allocation {
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, &self.device.book, growth(self.bytes));
         fault::point("pool");
-        let status = real.call();
+        self.end(promise, real.call())
+    }
+
+    /// Ends the call that the driver has answered with `status`. Returns it, and whether all memory
+    /// of the pool is paid.
+    #[inline]
+    fn end(self, promise: Promise<'_>, status: Status) -> (Status, bool) {
         let taken = self.dptr.read().filter(|_| status == SUCCESS);
         let range = taken.map(|start| start..start.saturating_add(self.bytes));
         let whole = promise.settle(range);
         self.call.process.pools.touch();
         (status, whole)
+    }
+
+    /// Returns the status for the program of a call that was made. Tries again where not all memory
+    /// of the pool is paid.
+    #[inline]
+    fn answer(self, made: (Status, bool), real: &impl Real) -> Status {
+        match made {
+            (SUCCESS, true) => SUCCESS,
+            (status, true) => (self.device).note_answer(self.call.symbol, self.bytes, status),
+            (status, false) => self.insist(Some(status), real),
+        }
     }
 
     /// Allocates where the pool's headroom does not suffice. `made` is the status if the driver's
@@ -445,6 +531,25 @@ fn take_back(
         });
     }
     pool.trim(&device.book, growth);
+}
+
+/// Does the work of [`free`] where no memory but that of usual pools can be freed.
+#[inline(always)]
+pub fn free_at_once<C: FnOnce() -> Status>(
+    begin: impl FnOnce() -> Option<(AtOnce, C)>,
+    dptr: DevicePtr,
+    _: Stream,
+) -> Option<Status> {
+    let process = Process::existing()?;
+    if process.blocks.may_have(dptr) || !process.pools.lent.is_empty() {
+        return None;
+    }
+    let (begun, real) = begin()?;
+    let status = begun.run(real);
+    if status == SUCCESS {
+        process.pools.touch();
+    }
+    Some(status)
 }
 
 /// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. The hook of a later
@@ -621,16 +726,9 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
             call.process.release_lent();
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
-            let before = device.driver_part.used();
-            let held = known.close(&device.book);
-            if device.measure_fails() {
-                // Allocations of the pool may be left.
-                device.assume(held as i64);
-            }
-            device.book.uncharge_idle(held);
+            // Allocations of the pool may be left.
+            device.let_go_idle(known.close(&device.book));
             uncharge_excess(&device.book, false);
-            let left = device.driver_part.used().saturating_sub(before);
-            call.process.pools.note_left_in_use(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),
         _ => {}

@@ -86,7 +86,7 @@ pub fn device_total_mem_v1(
 /// the group sets neither on the device.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64, u64)> {
     let device = device.ok()?;
-    let (max, keep) = (device.book.max(), device.book.keep_free());
+    let (max, keep) = (device.book.group.max(), device.book.keep_free());
     (max != u64::MAX || keep > 0).then_some((device, max, keep))
 }
 
@@ -136,12 +136,11 @@ fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 5]> {
     let capacity = total.saturating_sub(reserved);
     let (max, charged, used, keep) = match member {
         Ok(member) => {
-            let member_device = member.device(id, capacity).ok()?;
-            let max = member.max(&member_device);
-            member.clean_at_times(&member_device, &figures::ProcessList);
-            let (_, used) = member.limit_and_usage(&member_device);
-            let keep = (member.keep_free(&member_device)).map_or(0, |(keep, _)| keep);
-            (max, member.charged(&member_device), used, keep)
+            let device = member.device(id, capacity).ok()?;
+            device.clean_at_times(&figures::ProcessList);
+            let (max, used) = device.limit_and_usage();
+            let keep = device.keep_free().map_or(0, |(keep, _)| keep);
+            (max, device.charged(), used, keep)
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.
         Err(_) => {

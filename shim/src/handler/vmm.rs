@@ -111,7 +111,7 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     if let Some((ordinal, bytes @ 1..)) = known
         && let Ok(device) = call.process.device(ordinal)
     {
-        device.book.mark_shared(bytes);
+        device.book.group.mark_shared(bytes as i64);
     }
     let status = real.call();
     // If the memory was freed meanwhile, its obstacle has ended already. Memory that gpulimit does
@@ -125,6 +125,9 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
 /// `cuMemImportFromShareableHandle`: Charges nothing, because the exporting process pays. The
 /// importing process pays once NVML attributes the memory to it.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    if let Err(refused) = call.process.may_import(call.symbol) {
+        return Aside::from(refused).answer(real);
+    }
     let possible = call.process.expect_obstacle(Obstacle::ImportedMemory);
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())

@@ -36,6 +36,7 @@ const LEDGER: usize = 4 * LINE;
 const EVENT: usize = 8;
 
 /// The ledgers whose events are printed.
+#[derive(Default)]
 pub struct Watch {
     scope: Option<Scope>,
     follows: bool,
@@ -59,13 +60,7 @@ impl Watch {
         Self {
             scope,
             follows,
-            sources: Vec::new(),
-            failed: BTreeSet::new(),
-            cut: BTreeSet::new(),
-            printed: Printed::default(),
-            several: Vec::new(),
-            has_read: false,
-            notes: Notes::default(),
+            ..Self::default()
         }
     }
 

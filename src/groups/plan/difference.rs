@@ -21,26 +21,21 @@ pub struct Wanted {
 
 /// One step of `gpulimit apply`, for one group.
 #[derive(Debug)]
-pub enum Step {
+pub struct Step {
+    /// The name of the group that this step makes, changes or removes.
+    pub name: String,
+    pub what: What,
+}
+
+#[derive(Debug)]
+pub enum What {
     Create(Wanted),
-    Change {
-        wanted: Wanted,
-        changes: Vec<Change>,
-        /// True if the limits of the group change.
-        limits: bool,
-        /// True if the owner or the members of the group change.
-        access: bool,
-    },
-    Remove {
-        name: String,
-        /// Why the group was kept; `None` if it was removed.
-        kept: Option<String>,
-    },
+    Change(Wanted, Vec<Change>),
+    Remove,
+    /// The group was not removed, for this reason.
+    Keep(String),
     /// The step could not be planned, or failed.
-    Failed {
-        name: String,
-        why: String,
-    },
+    Fail(String),
 }
 
 /// The old and new value of one key of a group. `None` means that the key is not set.
@@ -58,6 +53,11 @@ impl Change {
         let gpu = None;
         Self { key, gpu, old, new }
     }
+
+    /// Returns whether the owner or the members of the group change, and not its limits.
+    pub fn is_of_access(&self) -> bool {
+        matches!(self.key, "owner" | "members")
+    }
 }
 
 /// Lists all steps: first changes, then removals. New groups come before their child groups,
@@ -68,35 +68,30 @@ pub fn steps(
     recorded: &BTreeSet<String>,
 ) -> Result<Vec<Step>, Failure> {
     let mut steps = Vec::new();
+    let mut plan = |name: &str, found: Result<Option<What>, Failure>| {
+        let what = match found {
+            Err(failure) if user_can_block(root, name) => Some(What::Fail(failure.to_string())),
+            found => found?,
+        };
+        let name = name.to_owned();
+        steps.extend(what.map(|what| Step { name, what }));
+        Ok::<_, Failure>(())
+    };
     for wanted in wanted {
-        let step = match root.group(&wanted.name) {
-            Err(error) if error.is_missing() => Ok(Some(Step::Create(wanted.clone()))),
+        let found = match root.group(&wanted.name) {
+            Err(error) if error.is_missing() => Ok(Some(What::Create(wanted.clone()))),
             Err(error) => Err(error.into()),
             Ok(group) => change(root, &group, wanted),
         };
-        match step {
-            Err(failure) if user_can_block(root, &wanted.name) => {
-                let (name, why) = (wanted.name.clone(), failure.to_string());
-                steps.push(Step::Failed { name, why });
-            }
-            step => steps.extend(step?),
-        }
+        plan(&wanted.name, found)?;
     }
-    for name in recorded.iter().rev() {
-        let is_named = wanted.iter().any(|wanted| wanted.name == *name);
-        if is_named {
-            continue;
-        }
-        let (name, kept) = (name.clone(), None);
-        match root.group(&name) {
-            Ok(_) => steps.push(Step::Remove { name, kept }),
-            Err(error) if error.is_missing() => {}
-            Err(error) if user_can_block(root, &name) => steps.push(Step::Failed {
-                name,
-                why: error.to_string(),
-            }),
-            Err(error) => return Err(error.into()),
-        }
+    let is_named = |name: &&String| wanted.iter().any(|wanted| wanted.name == **name);
+    for name in recorded.iter().rev().filter(|name| !is_named(name)) {
+        let found = match root.group(name) {
+            Err(error) if error.is_missing() => Ok(None),
+            found => found.map(|_| Some(What::Remove)).map_err(Failure::from),
+        };
+        plan(name, found)?;
     }
     Ok(steps)
 }
@@ -113,10 +108,9 @@ pub fn user_can_block(root: &Root, name: &str) -> bool {
     !upwards(name).all(is_own)
 }
 
-fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
+fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<What>, Failure> {
     let there = group.past_leases(end_of_leases(), || Ok(group.limits()?.rules()?))?;
     let mut changes = between(&there, &wanted.limits);
-    let limits = !changes.is_empty();
     let there = group.access()?;
     let (old, new) = (
         there.owner.map(accounts::user_name),
@@ -143,15 +137,7 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         let [old, new] = [there.members, wanted.access.members].map(|it| Some(members(it)));
         changes.push(Change::new("members", old, new));
     }
-    let access = changes
-        .iter()
-        .any(|change| matches!(change.key, "owner" | "members"));
-    Ok((!changes.is_empty()).then(|| Step::Change {
-        wanted: wanted.clone(),
-        changes,
-        limits,
-        access,
-    }))
+    Ok((!changes.is_empty()).then(|| What::Change(wanted.clone(), changes)))
 }
 
 /// Lists the differences between two sets of limits.
@@ -192,94 +178,53 @@ fn members(members: Members) -> String {
 }
 
 impl Step {
-    /// Returns the name of the group that this step makes; `None` for other steps.
-    pub fn created(&self) -> Option<&str> {
-        match self {
-            Self::Create(wanted) => Some(&wanted.name),
-            _ => None,
-        }
-    }
-
-    /// Returns the name of the group that this step makes, changes or removes.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
-            Self::Remove { name, .. } | Self::Failed { name, .. } => name,
-        }
-    }
-
-    /// Returns why the step failed; `None` if the step did not fail.
-    pub fn failure(&self) -> Option<&str> {
-        match self {
-            Self::Failed { why, .. } => Some(why),
-            _ => None,
-        }
-    }
-
     /// Describes the step as done or as planned. Returns no line for a failed step: the caller
     /// prints its error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is, would| if done { is } else { would };
-        match self {
-            Self::Create(Wanted {
-                name,
-                limits,
-                access,
-            }) => vec![format!(
+        let name = &self.name;
+        match &self.what {
+            What::Create(Wanted { limits, access, .. }) => vec![format!(
                 "{name}: {created}, {limits}, owner {owner}, members {members}",
                 created = word("created", "would be created"),
                 owner = access.owner.map(accounts::user_name).unwrap_or_default(),
                 members = members(access.members)
             )],
-            Self::Change {
-                wanted, changes, ..
-            } => {
+            What::Change(_, changes) => {
                 let line = |Change { key, gpu, old, new }: &Change| {
                     let gpu = gpu.as_ref().map(|gpu| format!(" of {gpu}"));
                     let [old, new] = [old, new].map(|side| side.as_deref().unwrap_or("unset"));
                     format!(
                         "{name}: {would_change}{key}{of_gpu} {old} -> {new}",
-                        name = wanted.name,
                         would_change = word("", "would change "),
                         of_gpu = gpu.unwrap_or_default()
                     )
                 };
                 changes.iter().map(line).collect()
             }
-            Self::Remove { name, kept: None } => {
-                vec![format!("{name}: {}", word("removed", "would be removed"))]
-            }
-            Self::Remove {
-                name,
-                kept: Some(why),
-            } => vec![format!("{name}: kept, {why}")],
-            Self::Failed { .. } => Vec::new(),
+            What::Remove => vec![format!("{name}: {}", word("removed", "would be removed"))],
+            What::Keep(why) => vec![format!("{name}: kept, {why}")],
+            What::Fail(_) => Vec::new(),
         }
     }
 
     /// Describes the step as JSON, for `apply --json`.
     pub fn json(&self) -> Value {
-        match self {
-            Self::Create(Wanted {
-                name,
-                limits,
-                access,
-            }) => json!({
+        let name = &self.name;
+        match &self.what {
+            What::Create(Wanted { limits, access, .. }) => json!({
                 "name": name,
                 "action": "created",
                 "limits": limits.to_string(),
                 "owner": access.owner.map(accounts::user_name),
                 "members": members(access.members),
             }),
-            Self::Change {
-                wanted, changes, ..
-            } => json!({ "name": wanted.name, "action": "changed", "changes": changes }),
-            Self::Remove { name, kept: None } => json!({ "name": name, "action": "removed" }),
-            Self::Remove {
-                name,
-                kept: Some(why),
-            } => json!({ "name": name, "action": "kept", "why": why }),
-            Self::Failed { name, why } => json!({ "name": name, "action": "failed", "why": why }),
+            What::Change(_, changes) => {
+                json!({ "name": name, "action": "changed", "changes": changes })
+            }
+            What::Remove => json!({ "name": name, "action": "removed" }),
+            What::Keep(why) => json!({ "name": name, "action": "kept", "why": why }),
+            What::Fail(why) => json!({ "name": name, "action": "failed", "why": why }),
         }
     }
 }

@@ -14,7 +14,7 @@ pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
     let read = |path: &str| proc::read(path).unwrap_or_default();
     let meminfo = read("/proc/meminfo");
     let strict = read("/proc/sys/vm/overcommit_memory").trim() == "2";
-    let mounts = Mounts::parse(&read("/proc/self/mountinfo"));
+    let mounts = read("/proc/self/mountinfo");
     // The places with the bytes that they need and have, and what helps.
     let mut places = Vec::new();
     let sum = |bytes: &mut u64, more: u64| *bytes = bytes.saturating_add(more);
@@ -22,8 +22,11 @@ pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
     let mut cgroups: BTreeMap<(PathBuf, Kind), u64> = BTreeMap::new();
     for (pid, bytes) in processes {
         sum(&mut all, *bytes);
-        for cgroup in mounts.cgroups(&read(&format!("/proc/{pid}/cgroup"))) {
-            sum(cgroups.entry(cgroup).or_default(), *bytes);
+        let cgroup = read(&format!("/proc/{pid}/cgroup"));
+        for (controller, kind) in [("", Kind::V2), ("memory", Kind::V1)] {
+            for path in directories(&mounts, &cgroup, controller) {
+                sum(cgroups.entry((path, kind)).or_default(), *bytes);
+            }
         }
         let (limits, status) = (
             read(&format!("/proc/{pid}/limits")),
@@ -105,101 +108,47 @@ impl Kind {
             Self::V2 => "",
         };
         let cache = ["inactive_file ", "active_file "].map(|name| {
-            let values = stat
-                .lines()
-                .filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(name));
-            values
-                .filter_map(|value| value.parse::<u64>().ok())
-                .next()
-                .unwrap_or(0)
+            let value = |line: &str| {
+                let rest = line.strip_prefix(prefix)?.strip_prefix(name)?;
+                rest.parse::<u64>().ok()
+            };
+            stat.lines().find_map(value).unwrap_or(0)
         });
         let used = usage.saturating_sub(cache[0].saturating_add(cache[1]));
         (limit < NO_LIMIT).then(|| limit.saturating_sub(used))
     }
 }
 
-/// A mounted cgroup hierarchy.
-#[derive(Clone, Debug, Eq, PartialEq)]
-struct Mount {
-    /// The cgroup at the mount point.
-    root: String,
-    point: PathBuf,
-}
-
-impl Mount {
-    /// Returns the directory of a cgroup, if it is below the mount point.
-    fn directory(&self, cgroup: &str) -> Option<PathBuf> {
-        let below = Path::new(cgroup).strip_prefix(&self.root).ok()?;
+/// Returns the directory of a process's cgroup in the hierarchy with this controller, and those
+/// above it up to the mount point. The controller of version 2 is empty. The texts are those of
+/// `/proc/self/mountinfo` and of `/proc/PID/cgroup`.
+fn directories(mountinfo: &str, cgroup: &str, controller: &str) -> Vec<PathBuf> {
+    let found = || {
+        let mut lines = mountinfo.lines();
+        let (root, point) = lines.find_map(|line| mount(line, controller))?;
+        let path = Path::new(path_of(cgroup, controller)?);
+        let below = path.strip_prefix(root).ok()?;
         // A cgroup outside of the reader's cgroup namespace begins with `/..`.
         let is_below = !below.components().any(|part| part.as_os_str() == "..");
-        is_below.then(|| self.point.join(below))
-    }
+        let directory = is_below.then(|| point.join(below))?;
+        let up = directory.ancestors();
+        let up = up.take_while(|path| path.starts_with(point));
+        Some(up.map(Path::to_owned).collect())
+    };
+    found().unwrap_or_default()
 }
 
-/// The mounted cgroup hierarchies that matter here.
-#[derive(Debug, Default, Eq, PartialEq)]
-struct Mounts {
-    /// The hierarchy of version 2.
-    unified: Option<Mount>,
-    /// The controller `memory` of version 1.
-    memory: Option<Mount>,
-    /// The controller `freezer` of version 1.
-    freezer: Option<Mount>,
-}
-
-impl Mounts {
-    /// Parses the text of `/proc/self/mountinfo`.
-    fn parse(mountinfo: &str) -> Self {
-        let mut mounts = Self::default();
-        for line in mountinfo.lines() {
-            let Some((front, back)) = line.split_once(" - ") else {
-                continue;
-            };
-            let (front, back): (Vec<_>, Vec<_>) =
-                (front.split(' ').collect(), back.split(' ').collect());
-            let ([_, _, _, root, point, ..], [kind, _, options, ..]) = (&front[..], &back[..])
-            else {
-                continue;
-            };
-            let place = match *kind {
-                "cgroup2" => &mut mounts.unified,
-                "cgroup" if options.split(',').any(|option| option == "memory") => {
-                    &mut mounts.memory
-                }
-                "cgroup" if options.split(',').any(|option| option == "freezer") => {
-                    &mut mounts.freezer
-                }
-                _ => continue,
-            };
-            place.get_or_insert_with(|| Mount {
-                root: (*root).to_owned(),
-                point: PathBuf::from(*point),
-            });
-        }
-        mounts
-    }
-
-    /// Returns the memory cgroups of a process, from its own to the one at the mount point.
-    /// `cgroup` is the text of `/proc/PID/cgroup`.
-    fn cgroups(&self, cgroup: &str) -> Vec<(PathBuf, Kind)> {
-        let mut found = Vec::new();
-        for (mount, controller, kind) in [
-            (&self.unified, "", Kind::V2),
-            (&self.memory, "memory", Kind::V1),
-        ] {
-            let Some((mount, path)) = mount.as_ref().zip(path_of(cgroup, controller)) else {
-                continue;
-            };
-            let Some(directory) = mount.directory(path) else {
-                continue;
-            };
-            let up = directory
-                .ancestors()
-                .take_while(|path| path.starts_with(&mount.point));
-            found.extend(up.map(|path| (path.to_owned(), kind)));
-        }
-        found
-    }
+/// Returns the cgroup at the mount point, and that point, if a line of `/proc/self/mountinfo` is of
+/// the hierarchy with this controller.
+fn mount<'a>(line: &'a str, controller: &str) -> Option<(&'a str, &'a Path)> {
+    let (front, back) = line.split_once(" - ")?;
+    let (mut front, mut back) = (front.split(' ').skip(3), back.split(' '));
+    let is_it = match (back.next()?, back.nth(1)?) {
+        ("cgroup2", _) => controller.is_empty(),
+        ("cgroup", options) => options.split(',').any(|option| option == controller),
+        _ => false,
+    };
+    is_it.then_some((front.next()?, Path::new(front.next()?)))
 }
 
 /// Returns the path of a process's cgroup in the hierarchy with this controller, from the text of
@@ -218,13 +167,13 @@ fn path_of<'a>(cgroup: &'a str, controller: &str) -> Option<&'a str> {
 /// Returns whether a process's cgroup, or one above it, is frozen. `cgroup` is the text of
 /// `/proc/PID/cgroup`.
 pub(super) fn is_frozen(cgroup: &str) -> bool {
-    let mounts = Mounts::parse(&proc::read("/proc/self/mountinfo").unwrap_or_default());
-    let read = |mount: &Option<Mount>, controller, file| {
-        let directory = mount.as_ref()?.directory(path_of(cgroup, controller)?)?;
-        fs::read_to_string(directory.join(file)).ok()
+    let mounts = proc::read("/proc/self/mountinfo").unwrap_or_default();
+    let read = |controller, file| {
+        let directories = directories(&mounts, cgroup, controller);
+        fs::read_to_string(directories.first()?.join(file)).ok()
     };
-    let events = read(&mounts.unified, "", "cgroup.events").unwrap_or_default();
-    let state = read(&mounts.freezer, "freezer", "freezer.state").unwrap_or_default();
+    let events = read("", "cgroup.events").unwrap_or_default();
+    let state = read("freezer", "freezer.state").unwrap_or_default();
     events.lines().any(|line| line == "frozen 1") || matches!(state.trim(), "FROZEN" | "FREEZING")
 }
 
@@ -240,48 +189,29 @@ mod tests {
     const CONTAINER: &str = "\
         1510 1509 0:29 /docker/4f1c /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n";
 
-    fn mount(root: &str, point: &str) -> Mount {
-        Mount {
-            root: root.into(),
-            point: point.into(),
+    #[test]
+    fn cgroups_of_both_versions_are_found() {
+        let cgroup = "9:name=systemd:/\n4:memory:/job/7\n3:freezer:/\n0::/user.slice\n";
+        for (controller, expected) in [
+            ("", &["unified/user.slice", "unified"][..]),
+            ("memory", &["memory/job/7", "memory/job", "memory"]),
+            ("freezer", &["freezer"]),
+            ("cpu", &[]),
+        ] {
+            let below = |path: &&str| Path::new("/sys/fs/cgroup").join(path);
+            let expected: Vec<PathBuf> = expected.iter().map(below).collect();
+            assert_eq!(directories(HYBRID, cgroup, controller), expected);
         }
     }
 
     #[test]
-    fn cgroups_of_both_versions_are_found() {
-        let mounts = Mounts::parse(HYBRID);
-        assert_eq!(mounts.unified, Some(mount("/", "/sys/fs/cgroup/unified")));
-        assert_eq!(mounts.freezer, Some(mount("/", "/sys/fs/cgroup/freezer")));
-        let found = mounts.cgroups("9:name=systemd:/\n4:memory:/job/7\n0::/user.slice\n");
-        let found: Vec<_> = found
-            .iter()
-            .map(|(path, kind)| (path.to_str(), *kind))
-            .collect();
-        let expected = [
-            ("/sys/fs/cgroup/unified/user.slice", Kind::V2),
-            ("/sys/fs/cgroup/unified", Kind::V2),
-            ("/sys/fs/cgroup/memory/job/7", Kind::V1),
-            ("/sys/fs/cgroup/memory/job", Kind::V1),
-            ("/sys/fs/cgroup/memory", Kind::V1),
-        ];
-        assert_eq!(found, expected.map(|(path, kind)| (Some(path), kind)));
-    }
-
-    #[test]
     fn a_container_sees_its_own_part() {
-        let mounts = Mounts::parse(CONTAINER);
         assert_eq!(
-            mounts.unified,
-            Some(mount("/docker/4f1c", "/sys/fs/cgroup"))
-        );
-        let found = mounts.cgroups("0::/docker/4f1c/a\n");
-        let found: Vec<_> = found.into_iter().map(|(path, _)| path).collect();
-        assert_eq!(
-            found,
+            directories(CONTAINER, "0::/docker/4f1c/a\n", ""),
             [Path::new("/sys/fs/cgroup/a"), Path::new("/sys/fs/cgroup")]
         );
         for outside in ["0::/\n", "0::/docker/9\n", "0::/docker/4f1c/../9\n", ""] {
-            assert_eq!(mounts.cgroups(outside), [], "{outside}");
+            assert!(directories(CONTAINER, outside, "").is_empty(), "{outside}");
         }
     }
 
@@ -291,6 +221,11 @@ mod tests {
         assert_eq!(path_of(cgroup, "memory"), Some("/b:c"));
         assert_eq!(path_of(cgroup, "cpuacct"), Some("/a"));
         assert_eq!(path_of(cgroup, ""), None);
+        let mounts = "31 30 0:31 / /sys/fs/cgroup/both rw - cgroup cgroup rw,freezer,memory\n";
+        for controller in ["freezer", "memory"] {
+            let found = directories(mounts, cgroup, controller);
+            assert_eq!(found.first(), Some(&"/sys/fs/cgroup/both/b:c".into()));
+        }
     }
 
     #[test]

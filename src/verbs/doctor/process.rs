@@ -162,21 +162,15 @@ pub(super) fn uncounted(only: Option<u32>) -> Vec<Finding> {
 
 /// Returns the facts that tell whether a process is in a group. Reading them may block forever.
 pub fn candidate(pid: u32) -> Candidate {
+    let own = Identity::of_self();
+    let named = |command| Identity { command, ..own };
     let mut facts = Candidate {
         ledgers: None,
         has_ended: false,
         is_to_join: false,
         why: outside::UNKNOWN.into(),
         says: "you may not read its memory map".into(),
-        command: Identity::command_line(pid).map(|command| {
-            let identity = Identity::of_self();
-            Identity {
-                command,
-                ..identity
-            }
-            .command()
-            .to_string()
-        }),
+        command: Identity::command_line(pid).map(|command| named(command).command().to_string()),
     };
     let Ok(process) = Process::read(pid) else {
         // Only root of the first pid namespace sees all processes.

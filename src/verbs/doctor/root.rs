@@ -128,8 +128,9 @@ fn uncovered(
         Some(Check("uncovered").warning(
             text,
             "compare `nvidia-smi` with `gpulimit ps`: the process that has more has taken memory \
-             without CUDA (OpenCL, Vulkan, video), or its charge was lowered by another member; \
-             such a charge is restored at the next request, or after the next wait for the GPU",
+             without CUDA (OpenCL, Vulkan, video), or has memory that a program outside the group \
+             has shared and let go of, or its charge was lowered by another member; such a charge \
+             is restored at the next request, or after the next wait for the GPU",
         ))
     };
     ledger.devices().into_iter().filter_map(on).collect()

@@ -56,6 +56,7 @@ pub fn visit(
 
 /// The use of one GPU by a group, or by a user in a group: since the group was made, or in a span
 /// of time. Times are in milliseconds since 1970.
+#[derive(Default)]
 pub struct Line {
     pub subject: Subject,
     pub title: String,
@@ -77,7 +78,7 @@ fields! { pub FIELDS(it: Line):
     "name": Text, left("GROUP") => Cell::said(&*it.subject.group, &*it.title);
     /// The group root.
     "root": Text => &*it.subject.root;
-    "gpu": Device, left("GPU") => Cell::Gpu((!it.is_sum()).then_some(it.subject.gpu));
+    "gpu": Device, left("GPU") => Cell::Gpu(it.subject.gpu);
     /// The number of the user; null for a group.
     "uid": Count => it.subject.user.and_then(User::id);
     /// The name of the user; null for a group.
@@ -118,8 +119,8 @@ pub fn fields(is_span: bool) -> impl Iterator<Item = &'static Field<Line>> {
     })
 }
 
-/// Returns the fields of CSV, without what depends on the present limit and what named groups do not
-/// have. Files that older versions have saved lack the last one.
+/// Returns the fields of CSV, without what depends on the present limit and what named groups do
+/// not have. Files that older versions have saved lack the last one.
 pub fn csv_fields(is_span: bool) -> Vec<&'static Field<Line>> {
     let is_lasting = |field: &&Field<Line>| !["limit_share", "ended"].contains(&field.key);
     let mut fields: Vec<_> = fields(is_span).filter(is_lasting).collect();
@@ -131,11 +132,12 @@ pub fn csv_fields(is_span: bool) -> Vec<&'static Field<Line>> {
 pub const UNCERTAIN: &str = "gib_hours_uncertain";
 
 /// The subject of a line: a group on one GPU, or a user in such a group.
-#[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Subject {
     pub root: String,
     pub group: String,
-    pub gpu: DeviceId,
+    /// `None` for the sum over all GPUs.
+    pub gpu: Option<DeviceId>,
     /// `None` for the whole group.
     pub user: Option<User>,
 }
@@ -163,23 +165,9 @@ impl Line {
             let Some(user) = it.subject.user else {
                 continue;
             };
-            let subject = Subject {
-                group: String::new(),
-                ..it.subject.clone()
-            };
-            let (count, sum) = sums.entry(user).or_insert_with(|| {
-                let sum = Self {
-                    subject,
-                    title: "all groups".into(),
-                    used: Use::default(),
-                    uncertain: 0.0,
-                    made: None,
-                    ended: None,
-                    until: None,
-                    late: None,
-                };
-                (0, sum)
-            });
+            let (count, sum) = sums.entry(user).or_default();
+            sum.subject.user = Some(user);
+            sum.title = "all groups".into();
             *count += 1;
             let hours = [sum.used.gib_hours, it.used.gib_hours].map(|hours| hours.unwrap_or(0.0));
             sum.used.gib_hours = Some(hours[0] + hours[1]);
@@ -187,11 +175,6 @@ impl Line {
         }
         let sums = sums.into_values().filter(|(count, _)| *count > 1);
         sums.map(|(_, sum)| sum).collect()
-    }
-
-    /// Returns whether the line is the sum for a user.
-    fn is_sum(&self) -> bool {
-        self.subject.group.is_empty()
     }
 
     /// Returns the part of the present limit that was used, over the time of the line.
@@ -247,24 +230,23 @@ impl Line {
                 subject: Subject {
                     root: view.group.home().to_string_lossy().into_owned(),
                     group: view.group.name().into(),
-                    gpu: device.id,
+                    gpu: Some(device.id),
                     user,
                 },
                 title: view.title.clone(),
                 used: Use {
-                    from: None,
                     limit,
                     gib_hours: Some(gib_hours(sure)),
                     peak: of_group(usage.peak),
                     refusals: of_group(usage.refusals),
                     waits: of_group(usage.waits),
                     waited_ms: of_group(usage.waited_ms),
+                    ..Use::default()
                 },
                 uncertain: gib_hours(uncertain),
                 made,
                 ended,
-                until: None,
-                late: None,
+                ..Self::default()
             };
             lines.extend(figures.into_iter().map(line));
         }
@@ -341,7 +323,7 @@ mod tests {
             subject: Subject {
                 root: "/run/gpulimit".into(),
                 group: group.into(),
-                gpu: DeviceId::gpu([gpu; 16]),
+                gpu: Some(DeviceId::gpu([gpu; 16])),
                 user: Some(User::Id(uid)),
             },
             title: group.into(),

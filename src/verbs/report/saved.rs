@@ -109,7 +109,7 @@ fn line(row: &StringRecord, heads: &StringRecord) -> Option<(Subject, Sample)> {
     let subject = Subject {
         root: saved.root.to_owned(),
         group: saved.group.to_owned(),
-        gpu: saved.gpu.parse().ok()?,
+        gpu: Some(saved.gpu.parse().ok()?),
         user,
     };
     let sample = Sample {
@@ -119,13 +119,12 @@ fn line(row: &StringRecord, heads: &StringRecord) -> Option<(Subject, Sample)> {
             made => Some(moment(made)?),
         },
         used: Use {
-            from: None,
-            limit: None,
             gib_hours: Some(saved.gib_hours),
             peak: saved.peak,
             refusals: saved.refusals,
             waits: saved.waits,
             waited_ms: saved.waited_ms,
+            ..Use::default()
         },
     };
     is_sound.then_some((subject, sample))

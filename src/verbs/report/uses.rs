@@ -124,8 +124,8 @@ impl Span {
                 used: line.used,
             };
             let subject = line.subject;
-            if self.by == By::Group
-                && let Some(recorded) = recorded(view, subject.gpu, self.since, driver)
+            if let (By::Group, Some(gpu)) = (self.by, subject.gpu)
+                && let Some(recorded) = recorded(view, gpu, self.since, driver)
             {
                 self.recorded.insert(subject.clone(), recorded);
             }
@@ -143,12 +143,10 @@ impl Span {
         let line = |subject: &Subject, used: Use| Line {
             title: selection.title_of(&subject.group, Path::new(&subject.root)),
             subject: subject.clone(),
-            uncertain: 0.0,
-            made: None,
-            ended: None,
             until,
             late: used.from.filter(|from| !near.contains(from)),
             used,
+            ..Line::default()
         };
         let none = BTreeSet::new();
         let mut lines: Vec<Line> = Vec::new();
@@ -175,8 +173,12 @@ impl Span {
             }
         }
         lines.sort_by_cached_key(|line| {
-            let gpu = groups::index(line.subject.gpu, driver).unwrap_or(u32::MAX);
-            let Subject { root, group, .. } = &line.subject;
+            let Subject {
+                root, group, gpu, ..
+            } = &line.subject;
+            let gpu = gpu
+                .and_then(|gpu| groups::index(gpu, driver))
+                .unwrap_or(u32::MAX);
             (root.clone(), Natural::of(group), gpu)
         });
         lines

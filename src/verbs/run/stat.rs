@@ -49,7 +49,7 @@ impl Stat {
             "{name}: {time} elapsed, {how}",
             time = span(self.start.elapsed())
         ));
-        let Ok(view) = View::cleaned(self.group.clone(), name.into(), driver) else {
+        let Ok(view) = View::cleaned(self.group.clone(), driver) else {
             return;
         };
         let Some(ledger) = &view.ledger else {

@@ -1,11 +1,12 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
-use crate::figures::fields::{left, path, right};
-use crate::figures::{self, Figures, Gpu, waiting::Waiters};
+use crate::figures::fields::{fields, left, path, right};
+use crate::figures::group::{Figures, Gpu, Row, bytes};
+use crate::figures::waiting::Waiters;
 use crate::groups::{self, SCHEMA, Selection, View};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Table, UNKNOWN, figure};
+use crate::shown::table::{Table, UNKNOWN};
 use crate::shown::watch::{Round, Shown};
 use crate::words::{environment::env, failure::Failure, notes::Notes, text};
 use gpulimit_base::device::DeviceId;
@@ -43,16 +44,10 @@ pub fn mine(
             "running_in": others.iter().map(Mine::json).collect::<Vec<_>>(),
         }))
     } else {
-        let mut said = match (&assigned, &others[..]) {
-            (
-                Assigned {
-                    group: None,
-                    new: None,
-                    ..
-                },
-                [_, ..],
-            ) => "neither a rule nor the environment names a group".to_owned(),
-            (assigned, _) => assigned.to_string(),
+        let has_none = assigned.group.is_none() && assigned.new.is_none();
+        let mut said = match has_none && !others.is_empty() {
+            true => "neither a rule nor the environment names a group".to_owned(),
+            false => assigned.to_string(),
         };
         if !others.is_empty() {
             let names: Vec<&str> = others.iter().map(|mine| &*mine.figures.name).collect();
@@ -60,7 +55,7 @@ pub fn mine(
         }
         let mut text = output::fit(&Escaped(&said).to_string(), 2) + "\n";
         let all: Vec<Mine> = mine.into_iter().chain(others).collect();
-        let own = Mine::table(&all);
+        let own = Mine::table(&all, driver);
         if own.has_rows() {
             text += &format!("\n{}", own.render());
         }
@@ -89,6 +84,7 @@ fn running(but: Option<&Group>, driver: Option<&Driver>) -> Result<(Vec<Group>, 
 }
 
 /// The group that the caller's programs are in, and the reason for that.
+#[derive(Default)]
 struct Assigned {
     /// The group; `None` if the programs are in no group that exists.
     group: Option<Group>,
@@ -102,11 +98,7 @@ struct Assigned {
 impl Assigned {
     fn to_caller() -> Result<Self, Failure> {
         let Some(assignment) = policy::assignment(&env)? else {
-            return Ok(Self {
-                group: None,
-                rule: None,
-                new: None,
-            });
+            return Ok(Self::default());
         };
         let rule = assignment.rule.as_ref();
         let (root, opened) = (&assignment.root, assignment.root.group(&assignment.group));
@@ -164,18 +156,16 @@ impl fmt::Display for Assigned {
     }
 }
 
-/// The figures of the caller's group, with the caller's part of them.
+/// The figures of the caller's group, with the caller's part of each GPU.
 struct Mine {
     figures: Figures,
-    /// The caller's part of the usage, for each GPU of `figures`; `None` if the caller cannot read
-    /// the group's ledger.
-    used: Vec<Option<u64>>,
-    /// The users who share the limit, for each GPU of `figures`.
-    shares: Vec<Shares>,
+    parts: Vec<Part>,
 }
 
-/// The other users of a limit, on one GPU.
-struct Shares {
+/// The caller's part of a GPU, and the other users of its limit.
+struct Part {
+    /// The bytes that the caller uses; `None` if the caller cannot read the group's ledger.
+    used: Option<u64>,
     /// The outermost group with a limit on the GPU: the caller's group, or a group above it.
     group: String,
     /// The bytes that each user uses in this group. Leaves out the caller's processes in the
@@ -183,15 +173,30 @@ struct Shares {
     users: Option<BTreeMap<u32, u64>>,
 }
 
+/// A row of the table of the caller's groups.
+struct Line<'a> {
+    /// `None` for the only group.
+    name: Option<&'a str>,
+    row: Row<'a>,
+    used: Option<u64>,
+}
+
+impl<'a> Line<'a> {
+    fields! { FIELDS<'a>(it: Line<'a>):
+        "": Text, path("GROUP").sparse() => it.name;
+        "": Text, left("GPU") => it.row.label();
+        "": Text, left("LIMIT") => it.row.effective().unwrap_or_else(|| it.row.max());
+        "": Bytes, right("USAGE") => it.row.gpu.and_then(|gpu| gpu.usage);
+        "": Bytes, right("MINE") => it.used;
+        "": Bytes, right("FREE") => it.row.gpu.and_then(|gpu| gpu.free);
+    }
+}
+
 impl Mine {
     fn of(group: &Group, devices: &[Selector], driver: Option<&Driver>) -> Result<Self, Failure> {
-        let view = |group: Group| {
-            let name = group.name().to_owned();
-            View::cleaned(group, name, driver)
-        };
-        let own = view(group.clone())?;
+        let own = View::cleaned(group.clone(), driver)?;
         let above: Vec<View> = (group.upwards().skip(1))
-            .filter_map(|group| view(group).ok())
+            .filter_map(|group| View::cleaned(group, driver).ok())
             .collect();
         let waiters = Waiters::of(slice::from_ref(&own), driver);
         let mut figures = Figures::of(&own, &waiters, driver);
@@ -207,100 +212,71 @@ impl Mine {
             .sort_by_key(|gpu| groups::index(gpu.id, driver));
         figures.keep_only(devices);
         let user = effective_user();
-        let used = |gpu: &Gpu| {
-            let users = users(&own, gpu.id, |process, _| process.identity.uid == user)?;
-            Some(users.into_values().fold(0, u64::saturating_add))
-        };
-        let shares = |gpu: &Gpu| {
+        let part = |gpu: &Gpu| {
+            let used = users(&own, gpu.id, |process, _| process.identity.uid == user);
             let has_max = |view: &&View| {
                 let max = view.rules.for_device(gpu.id, Key::Max);
-                figures::bytes(max, gpu.capacity).is_some()
+                bytes(max, gpu.capacity).is_some()
             };
             let outermost = above.iter().rev().find(has_max).unwrap_or(&own);
             let is_other = |process: &ProcessUsage, group: &str| {
                 process.identity.uid != user || !is_within(group, own.group.name())
             };
-            Shares {
+            Part {
+                used: used.map(|users| users.into_values().fold(0, u64::saturating_add)),
                 group: outermost.group.name().into(),
                 users: users(outermost, gpu.id, is_other),
             }
         };
-        Ok(Self {
-            used: figures.gpus.iter().map(used).collect(),
-            shares: figures.gpus.iter().map(shares).collect(),
-            figures,
-        })
+        let parts = figures.gpus.iter().map(part).collect();
+        Ok(Self { figures, parts })
     }
 
     fn json(&self) -> Value {
         let mut group = self.figures.json();
-        for (at, (used, shares)) in self.used.iter().zip(&self.shares).enumerate() {
+        for (at, part) in self.parts.iter().enumerate() {
             let user = |(uid, bytes): (&u32, &u64)| {
                 let name = accounts::user_name(*uid);
                 json!({ "uid": uid, "user": name, "usage": bytes })
             };
-            let users = shares.users.as_ref();
+            let users = part.users.as_ref();
             let gpu = &mut group["gpus"][at];
-            gpu["mine"] = json!(used);
-            gpu["shared_in"] = json!(shares.group);
+            gpu["mine"] = json!(part.used);
+            gpu["shared_in"] = json!(part.group);
             gpu["users"] = json!(users.map(|users| users.iter().map(user).collect::<Vec<_>>()));
         }
         group
     }
 
     /// Formats the figures; names the group if there are several.
-    fn table(all: &[Self]) -> Table {
-        let mut table = Table::new(&[
-            path("GROUP").sparse(),
-            left("GPU"),
-            left("LIMIT"),
-            right("USAGE"),
-            right("MINE"),
-            right("FREE"),
-        ]);
-        let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-        for mine in all {
-            let name = if all.len() > 1 {
-                &*mine.figures.name
-            } else {
-                ""
-            };
-            let used = mine.used.iter().copied().chain(iter::repeat(None));
-            for (row, used) in mine.figures.rows().zip(used) {
-                table.row(vec![
-                    name.to_owned(),
-                    row.label().to_owned(),
-                    row.effective().unwrap_or_else(|| row.max()),
-                    bytes(row.gpu.and_then(|gpu| gpu.usage)),
-                    bytes(used),
-                    bytes(row.gpu.and_then(|gpu| gpu.free)),
-                ]);
-            }
-        }
-        table
+    fn table(all: &[Self], driver: Option<&Driver>) -> Table {
+        let lines = all.iter().flat_map(|mine| {
+            let used = mine.parts.iter().map(|part| part.used);
+            let rows = mine.figures.rows().zip(used.chain(iter::repeat(None)));
+            let name = (all.len() > 1).then_some(&*mine.figures.name);
+            rows.map(move |(row, used)| Line { name, row, used })
+        });
+        Table::of(Line::FIELDS, &lines.collect::<Vec<_>>(), driver)
     }
 
     /// Formats the users who share the limits. Groups below the same limit share it with the same
     /// users. The caller's programs in other groups have rows of their own if there are several.
     fn shares_table(all: &[Self]) -> Table {
+        let caller = effective_user();
         let mut rows = Vec::new();
         for mine in all {
-            for (gpu, shares) in mine.figures.gpus.iter().zip(&mine.shares) {
-                let mut row = |user: String, usage: String| {
-                    let row = vec![user, gpu.label.clone(), shares.group.clone(), usage];
+            for (gpu, part) in mine.figures.gpus.iter().zip(&mine.parts) {
+                let users = part.users.iter().flatten();
+                let users = users.filter(|(uid, _)| all.len() == 1 || **uid != caller);
+                let said = |(uid, bytes): (&u32, &u64)| {
+                    [accounts::user_name(*uid), gib(*bytes).to_string()]
+                };
+                let unknown = [UNKNOWN, UNKNOWN].map(str::to_owned);
+                let unknown = part.users.is_none().then_some(unknown);
+                for [user, usage] in users.map(said).chain(unknown) {
+                    let row = vec![user, gpu.label.clone(), part.group.clone(), usage];
                     if !rows.contains(&row) {
                         rows.push(row);
-                    }
-                };
-                match &shares.users {
-                    None => row(UNKNOWN.into(), UNKNOWN.into()),
-                    Some(users) => {
-                        let caller = effective_user();
-                        for (uid, bytes) in users {
-                            if all.len() == 1 || *uid != caller {
-                                row(accounts::user_name(*uid), gib(*bytes).to_string());
-                            }
-                        }
                     }
                 }
             }

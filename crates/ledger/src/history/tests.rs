@@ -470,7 +470,7 @@ fn uncertain_bills_of_users_without_an_entry_are_kept() {
     let scratch = Scratch::with_history();
     let _alive = scratch.join();
     for uid in 0..layout::USERS as u32 {
-        scratch.bill_of(uid, scratch.device, true);
+        scratch.bill_of(uid, scratch.device);
     }
     let dead = killed(&scratch, 4711);
     found_dead(&scratch, dead);
@@ -491,7 +491,7 @@ fn a_short_look_finds_the_same_bills() {
         let look = Ledger::look(path, uid % 2 == 0).expect("opened");
         let bills = look.bills();
         assert_eq!((bills.len(), &bills), (uid as usize, &scratch.bills()));
-        let bill = scratch.bill_of(uid, scratch.device, true);
+        let [bill, _] = scratch.bill_of(uid, scratch.device);
         bill.store(1 << (40 + uid), Ordering::Relaxed);
     }
 }
@@ -564,7 +564,7 @@ fn users_without_an_entry_share_the_last_one() {
     let scratch = Scratch::with_history();
     let last = layout::USERS as u32 - 1;
     for uid in 0..last + 5 {
-        let bill = scratch.bill_of(uid, scratch.device, true);
+        let [bill, _] = scratch.bill_of(uid, scratch.device);
         bill.fetch_add(1_000, Ordering::Relaxed);
     }
     assert_eq!(bill(&scratch, Some(0)), 1);

@@ -11,11 +11,11 @@ const GPU: DeviceId = DeviceId::gpu([7; 16]);
 fn enter(group: &Scratch) -> Book {
     let member = group.member();
     let device = member.device(GPU, 1000 * MIB);
-    Book::new(0, member, device.expect("a device"))
+    Book::new(0, device.expect("a device"))
 }
 
 fn shown(book: &Book, category: Category) -> u64 {
-    let ledger = book.member.ledger();
+    let ledger = book.group.member().ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known")).by[category as usize]
 }
 
@@ -43,7 +43,7 @@ fn free_is_what_the_group_has_free_and_what_is_idle_here() {
 }
 
 #[test]
-fn small_arrays_are_published_as_arrays() {
+fn bytes_in_use_are_published_by_category() {
     let group = Scratch::new(&["max=100M"]);
     let book = enter(&group);
     assert!(book.try_charge(MIB));
@@ -53,15 +53,9 @@ fn small_arrays_are_published_as_arrays() {
         assert_eq!(shown(&book, category), 9 * bytes);
     }
     book.set_driver(63, 100);
-    book.set_packed(30);
-    let [arrays, driver] = [Category::Arrays, Category::Driver];
-    assert_eq!((shown(&book, arrays), shown(&book, driver)), (66, 70));
-    book.set_packed(40);
-    assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 60));
+    assert_eq!(shown(&book, Category::Driver), 100);
     book.set_driver(100, 30);
-    assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
-    book.set_packed(0);
-    assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
+    assert_eq!(shown(&book, Category::Driver), 30);
     // The named bytes are NVML's figure without the driver's own memory. NVML does not report the
     // 55 bytes of managed memory.
     assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));

@@ -106,10 +106,15 @@ impl Device {
     /// Counts charged bytes as the driver's own: the program has freed them, and the driver gives
     /// them back at a later synchronise call, which measures again.
     pub fn let_go(&self, bytes: u64) {
-        let (part, book) = (&self.driver_part, &self.book);
+        self.book.add_idle(bytes);
+        self.let_go_idle(bytes);
+    }
+
+    /// Does the work of [`Device::let_go`] for bytes that the book counts as idle already.
+    pub fn let_go_idle(&self, bytes: u64) {
+        let part = &self.driver_part;
         let before = part.used();
-        book.add_idle(bytes);
-        part.keep(book, bytes);
+        part.keep(&self.book, bytes);
         if self.measure().is_none() {
             self.assume(if self.is_unlisted() { 0 } else { bytes as i64 });
         }

@@ -42,7 +42,7 @@ impl Device {
     /// Looks once more if others held memory beyond their charges at the last look. Returns whether
     /// that made room. A request is refused for such memory only if this look still shows it.
     pub(super) fn recheck_others(&self) -> bool {
-        self.book.member.has_uncovered(&self.book.device) && self.look_at_others()
+        self.book.group.has_uncovered() && self.look_at_others()
     }
 
     fn look_at_others(&self) -> bool {
@@ -53,6 +53,6 @@ impl Device {
             all.retain(|(pid, _)| *pid != std::process::id());
             Some(all)
         };
-        self.book.member.look_at_others(&self.book.device, &figures)
+        self.book.group.look_at_others(&figures)
     }
 }

@@ -17,14 +17,14 @@ impl Device {
         self.restore();
         // The group may have begun or ceased to count contexts.
         self.assume(0);
-        if !self.book.member.is_low(&self.book.device) {
+        if !self.book.group.is_low() {
             self.reclaim(true);
         }
     }
 
     /// Restores this process's charge, if another process has lowered it.
     pub fn restore(&self) {
-        self.book.member.restore(&self.book.device);
+        self.book.group.restore();
     }
 
     /// Uncharges the bytes that this process does not need. Returns true when there were such
@@ -73,7 +73,7 @@ impl<'a> Reclaim<'a> {
         Reclaim {
             device,
             request,
-            heir: Heir(device.book.member),
+            heir: Heir(device.book.group.member()),
         }
     }
 }

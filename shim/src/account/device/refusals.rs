@@ -11,7 +11,6 @@ use gpulimit_ledger::{Cause, Holding, Outside};
 
 use super::Device;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, SUCCESS, Status};
-use crate::account::book::Book;
 use crate::account::charged::Charged;
 use crate::account::pools::STEP;
 use crate::account::request::Request;
@@ -140,8 +139,8 @@ impl Device {
             let _undisturbed = Undisturbed::new();
             at.store(0, Ordering::Relaxed);
             let level = self.unrecovered.level.load(Ordering::Relaxed) as usize;
-            let Book { member, device, .. } = &self.book;
-            member.record_recovered(device, level, bytes, refusal::plain(symbol));
+            let name = refusal::plain(symbol);
+            self.book.group.record_recovered(level, bytes, name);
         }
     }
 
@@ -153,15 +152,14 @@ impl Device {
             _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
             // The driver may need a step more than the program asks for.
             Some(free) if free < bytes.saturating_add(STEP) => (Cause::Outside, free),
-            _ => (Cause::Host, self.book.group_free()),
+            _ => (Cause::Host, self.book.group.free()),
         };
         self.refused(symbol, bytes, &verdict);
     }
 
     /// Returns what lies outside this process's groups on the GPU, where `used` bytes are in use.
     fn outside(&self, used: u64) -> Outside {
-        let Book { member, device, .. } = &self.book;
-        let members = member.all_living(device);
+        let members = self.book.group.all_living();
         let mut listed = figures::processes(&self.id).unwrap_or_default();
         let own = std::process::id();
         let lists_own = || listed.iter().any(|(pid, _)| *pid == own);
@@ -189,12 +187,12 @@ impl Device {
 
     /// Returns a refusal that was decided without trying to charge the bytes.
     fn verdict(&self) -> Refusal<'static> {
-        let Book { member, device, .. } = &self.book;
+        let group = &self.book.group;
         Refusal {
-            group: member.group(),
-            charged: member.charged(device),
-            max: self.book.max(),
-            left: self.book.group_free(),
+            group: group.member().group(),
+            charged: group.charged(),
+            max: group.max(),
+            left: group.free(),
             ..Refusal::default()
         }
     }
@@ -202,8 +200,7 @@ impl Device {
     /// Counts and reports a refusal that was decided without trying to charge the bytes, because
     /// of what [`Device::below`] has returned, or of the group's limit.
     pub fn refuse(&self, symbol: &'static str, bytes: u64, below: Option<u64>) -> Refused {
-        let Book { member, device, .. } = &self.book;
-        let below = below.and_then(|left| member.below(device, left));
+        let below = below.and_then(|left| self.book.group.below(left));
         self.refused(symbol, bytes, &below.unwrap_or_else(|| self.verdict()))
     }
 
@@ -215,8 +212,8 @@ impl Device {
         refusal: &Refusal<'_>,
     ) -> Refused {
         let _undisturbed = Undisturbed::new();
-        let Book { member, device, .. } = &self.book;
-        let context = self.book.context_hint().max(self.least_context);
+        let group = &self.book.group;
+        let context = group.context_hint().max(self.least_context);
         let cause = match refusal.cause {
             Cause::Limit if context > refusal.max => Cause::Context,
             cause => cause,
@@ -232,7 +229,7 @@ impl Device {
             ..*refusal
         };
         let name = refusal::plain(symbol);
-        let (level, holders) = member.count_refusal(device, name, bytes, &refusal);
+        let (level, holders) = group.count_refusal(name, bytes, &refusal);
         let (last, now) = (&self.unrecovered, clock::monotonic_ms().max(1));
         last.bytes.store(bytes, Ordering::Relaxed);
         last.level.store(level as u64, Ordering::Relaxed);
@@ -242,7 +239,7 @@ impl Device {
             return Refused;
         }
         let gpu = self.gpu();
-        if let Some(damage) = member.damage() {
+        if let Some(damage) = group.member().damage() {
             message::line(format_args!("refused {name} on GPU {gpu}: {damage}"));
             return Refused;
         }

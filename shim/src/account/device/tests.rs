@@ -36,7 +36,7 @@ fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
 
 /// Returns the usage of the device's group.
 fn usage(device: &Device) -> Usage {
-    let ledger = device.book.member.ledger();
+    let ledger = device.book.group.member().ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known"))
 }
 
@@ -52,7 +52,7 @@ fn shown(device: &Device, category: Category) -> u64 {
 
 /// Returns the size of each request that the group refused, in MiB.
 fn refusals(device: &Device) -> Vec<u64> {
-    let events = device.book.member.ledger().events(0).into_iter();
+    let events = device.book.group.member().ledger().events(0).into_iter();
     events
         .filter(|event| event.what.kind == EventKind::Refusal)
         .map(|event| event.what.bytes / MIB)
@@ -68,7 +68,7 @@ fn charges_stop_at_the_limit() {
         [false, true, true, false]
     );
     assert_eq!(
-        (device.book.max(), device.book.group_free()),
+        (device.book.group.max(), device.book.group.free()),
         (100 * MIB, 100 * MIB)
     );
     assert!(charge(device, Request::insisting("a", 60 * MIB)));
@@ -77,9 +77,9 @@ fn charges_stop_at_the_limit() {
     assert!(!charge(device, Request::trimming(20 * MIB)));
     assert!(device.book.try_charge(10 * MIB));
     assert!(!device.book.try_charge(10 * MIB));
-    assert_eq!((charged(device), device.book.group_free()), ((100, 0), 0));
-    device.book.charge_over(5 * MIB);
-    assert_eq!((charged(device), device.book.group_free()), ((105, 0), 0));
+    assert_eq!((charged(device), device.book.group.free()), ((100, 0), 0));
+    device.book.group.charge_unchecked(5 * MIB);
+    assert_eq!((charged(device), device.book.group.free()), ((105, 0), 0));
     device.book.uncharge(45 * MIB);
     device.book.uncharge(0);
     assert_eq!(charged(device), (60, 0));
@@ -109,7 +109,7 @@ fn bytes_charged_ahead_are_idle() {
     assert_eq!(refusals(device), [90, 95, 42]);
     assert_eq!(usage(device).peak, 0, "no charged byte was in use");
     device.book.remove_idle(50 * MIB);
-    device.book.note_usage();
+    device.book.group.note_usage();
     device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
     // One thread uses bytes before another thread has counted them as idle.
@@ -190,7 +190,7 @@ fn a_full_group_gets_back_unused_charges() {
             true => Request::trimming(1),
             false => Request::reclaiming(1),
         };
-        let index = device.book.member.ledger().find_device(&GPU);
+        let index = device.book.group.member().ledger().find_device(&GPU);
         Reclaim::new(device, &request).reclaim(index.expect("known"))
     };
     assert!(charge(device, Request::insisting("a", 100 * MIB)));
@@ -200,13 +200,13 @@ fn a_full_group_gets_back_unused_charges() {
         charge(device, Request::insisting("a", 2 * MIB)),
         "a spare block"
     );
-    device.book.mark_shared(30 * MIB);
+    device.book.group.mark_shared(30 * MIB as i64);
     device.part_with(30 * MIB, 30 * MIB, None);
     assert_eq!(charged(device), (70, 0), "no process holds the memory");
     assert!(charge(device, Request::insisting("a", 30 * MIB)));
-    device.book.member.orphan(&device.book.device, 10 * MIB);
+    device.book.group.orphan(10 * MIB);
     assert!(charge_ahead(device, Request::reclaiming(10 * MIB)));
-    device.book.member.orphan(&device.book.device, 10 * MIB);
+    device.book.group.orphan(10 * MIB);
     assert!(reclaim(true) && !reclaim(true), "orphans");
     device.keep_block();
     assert!(reclaim(false) && !reclaim(false), "a spare block");
@@ -230,13 +230,13 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
     let counting = Scratch::new(&["max=100M"]);
     let device = join(&counting);
     device.contexts.insert(7);
-    device.book.set_context_hint(500);
-    assert!(device.book.counts_contexts());
+    device.book.group.set_context_hint(500);
+    assert!(device.book.group.member().counts_contexts());
     assert_eq!(device.contexts.uncounted(&device.book, 1000), 0);
 
     let group = Scratch::new(&["max=100M", "count_context=no"]);
     let device = join(&group);
-    assert!(!device.book.counts_contexts());
+    assert!(!device.book.group.member().counts_contexts());
     assert_eq!(
         device.contexts.uncounted(&device.book, 1000),
         0,
@@ -245,15 +245,15 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
     device.contexts.insert(7);
     assert_eq!(
         (
-            device.book.context_hint(),
+            device.book.group.context_hint(),
             device.contexts.uncounted(&device.book, 1000)
         ),
         (0, 1000)
     );
-    device.book.set_context_hint(500);
+    device.book.group.set_context_hint(500);
     assert_eq!(
         (
-            device.book.context_hint(),
+            device.book.group.context_hint(),
             device.contexts.uncounted(&device.book, 1000)
         ),
         (500, 500)
@@ -261,7 +261,7 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
     assert_eq!(device.contexts.uncounted(&device.book, 400), 400);
     device.contexts.insert(8);
     assert_eq!(device.contexts.uncounted(&device.book, 1100), 1000);
-    assert_eq!(join(&group).book.context_hint(), 500);
+    assert_eq!(join(&group).book.group.context_hint(), 500);
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn taking_memory_over_gives_its_orphan_back() {
     let [device, other] = [join(&group), join(&group)];
     let orphan = |device: &Device| {
         assert!(charge(device, Request::insisting("a", 10 * MIB)));
-        device.book.member.orphan(&device.book.device, 10 * MIB);
+        device.book.group.orphan(10 * MIB);
     };
     orphan(other);
     assert_eq!(device.take_over(0), 0);
@@ -366,12 +366,12 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
     assert!(charge(device, Request::insisting("a", 50 * MIB)));
-    device.book.mark_shared(10 * MIB);
+    device.book.group.mark_shared(10 * MIB as i64);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
     // The memory is charged to another process of the group, which has released it.
     assert!(charge(other, Request::insisting("a", 10 * MIB)));
-    other.book.member.orphan(&other.book.device, 10 * MIB);
+    other.book.group.orphan(10 * MIB);
     device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
 }

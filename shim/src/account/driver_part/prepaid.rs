@@ -92,7 +92,7 @@ impl<'a> Prepaid<'a> {
 
     /// Adds up to `bytes` to the guard, but no more than the group has free. Never fails.
     pub fn add_some(&mut self, bytes: u64) {
-        let bytes = bytes.min(self.device.book.group_free());
+        let bytes = bytes.min(self.device.book.group.free());
         if bytes == 0 {
             return;
         }

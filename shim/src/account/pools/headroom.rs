@@ -190,7 +190,7 @@ mod tests {
         let group = Scratch::new(&["max=100G"]);
         let member = group.member();
         let device = member.device(DeviceId::gpu([7; 16]), STEP);
-        let book = &Book::new(0, member, device.expect("a device"));
+        let book = &Book::new(0, device.expect("a device"));
         let headroom = &book.pools;
         let hour = Instant::now() + std::time::Duration::from_secs(3600);
         let wait = |until, looks: &dyn Fn()| headroom.await_some(book, STEP, until, looks);

@@ -55,14 +55,18 @@ impl Ticket {
         word & FREE != 0 && self.change(word, word ^ (FREE | TAKEN))
     }
 
-    /// Ends the call that has the ticket. Returns false if the call has to end under the lock: it
-    /// has no ticket, got memory in other steps than known ones, or is the last of `most` calls.
+    /// Ends the call that has the ticket, and got `range`, 1 byte to 32 MiB. Returns false if the
+    /// call has to end under the lock: it has no ticket, got memory in other steps than known ones,
+    /// or is the last of `most` calls.
     #[inline(always)]
     pub fn end(&self, range: &Range<DevicePtr>, most: u32) -> bool {
         let word = self.word.load(Ordering::Relaxed);
+        let is_known = |step| self.at(step).load(Ordering::Relaxed) == step + 1;
+        let steps = within(range);
         word & TAKEN != 0
             && word / CALL < u64::from(most)
-            && within(range).all(|step| self.at(step).load(Ordering::Relaxed) == step + 1)
+            && is_known(steps.start)
+            && is_known(steps.end - 1)
             && self.change(word, (word ^ (FREE | TAKEN)) + CALL)
     }
 

@@ -93,7 +93,7 @@ impl<'a> Block<'a> {
             Means::Charged => {}
             Means::Lent => {
                 drop(Prepaid::lent(device, BLOCK));
-                device.book.charge_over(BLOCK);
+                device.book.group.charge_unchecked(BLOCK);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! throughout, even if a process sleeps or dies.
 
 use gpulimit_ledger::Category;
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually, program};
 
 use crate::shared_memory::{CAP, SIZE, charged_as, end, fill, process};
 
@@ -53,6 +53,31 @@ fn shared_memory_is_charged_to_its_owner() {
     third.expect(&[("alloc more 300M", "0")]);
     world.judge(CAP);
     end(&world, [owner, opener, third]);
+}
+
+#[test]
+fn opened_memory_from_outside_beyond_the_limit_stops_growth_and_openings() {
+    let world = World::new(CONTEXT + 100 * MIB);
+    let mut outsider = Session::start(world.bare(program()));
+    outsider.expect(&[
+        ("start", "0 0"),
+        ("alloc a 300M", "0"),
+        ("alloc b 300M", "0"),
+    ]);
+    let [first, second] = ["first", "second"].map(|name| world.file(name).display().to_string());
+    outsider.expect(&[
+        (&format!("ipc-get {first} a"), "0"),
+        (&format!("ipc-get {second} b"), "0"),
+    ]);
+    let mut opener = world.on_gpu();
+    opener.expect(&[(&format!("ipc-open a {first}"), "0")]);
+    outsider.expect(&[("free a", "0")]);
+    let again = format!("ipc-open b {second}");
+    opener.expect(&[(&again, "2"), ("alloc x 4M", "2")]);
+    assert_eq!(world.counted(0), CONTEXT + SIZE);
+    opener.expect(&[("ipc-close a", "0"), (&again, "0"), ("alloc x 4M", "0")]);
+    opener.end();
+    outsider.end_quietly();
 }
 
 #[test]

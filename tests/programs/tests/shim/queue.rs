@@ -454,7 +454,7 @@ fn of_programs_that_wait_for_each_other_the_last_one_is_refused() {
     assert_eq!(one.answer(), "0");
     world.judge(cap);
     let (_, errors) = other.end();
-    let remedy = "wait for each other's memory: give each a limit of its own";
+    let remedy = "memory: let fewer run at once, or give each a limit of its own";
     assert!(errors.contains(remedy), "{errors}");
     one.end_quietly();
     world.judge_end(cap);

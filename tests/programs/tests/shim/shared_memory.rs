@@ -366,6 +366,33 @@ fn memory_from_outside_is_charged_while_it_is_imported() {
     world.judge_end(CAP);
 }
 
+/// Memory that a program of another group shares, and then lets go of, cannot be kept out of the
+/// charge: it stops growth and further imports at once.
+#[test]
+fn memory_from_outside_beyond_the_limit_stops_growth_and_imports() {
+    let world = World::new(CONTEXT + 100 * MIB);
+    let mut outsider = Session::start(world.bare(program()));
+    outsider.expect(&[("start", "0 0")]);
+    let mut give = |name: &str| {
+        outsider.expect(&[(&format!("create {name} 300M"), "0")]);
+        let path = export(&mut outsider, name);
+        (path, format!("close fd-{name}"), format!("release {name}"))
+    };
+    let ((first, closes, releases), (second, ..)) = (give("a"), give("b"));
+    let mut importer = world.on_gpu();
+    importer.expect(&[(&format!("import-from a {first}"), "0")]);
+    outsider.expect(&[(&releases, "0"), (&closes, "0")]);
+    // The first request counts the memory, and so does an import.
+    importer.expect(&[("alloc x 4M", "2")]);
+    assert_eq!(world.counted(0), CONTEXT + SIZE);
+    let again = format!("import-from b {second}");
+    importer.expect(&[(&again, "2"), ("release a", "0"), (&again, "0")]);
+    outsider.expect(&[("release b", "0"), ("close fd-b", "0")]);
+    importer.expect(&[("alloc x 4M", "2")]);
+    importer.end();
+    outsider.end_quietly();
+}
+
 #[test]
 fn threads_can_export_import_and_release_at_once() {
     let world = World::new(CAP);

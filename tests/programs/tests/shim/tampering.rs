@@ -20,7 +20,7 @@ const PIECE: u64 = 100 * MIB;
 const CHARGES: u64 = 16 << 10;
 const SLOTS: u64 = CHARGES + (2 << 20);
 const USERS: u64 = SLOTS + (32 << 20);
-const HISTORY: u64 = USERS + (64 << 10);
+const HISTORY: u64 = USERS + (128 << 10);
 
 fn ledger(world: &World) -> File {
     let path = world.group().ledger_path();
@@ -320,7 +320,7 @@ fn overwrite_ledgers(kind: Damage) {
         (SLOTS + 128, 64, true),
         (SLOTS + page, 4096, true),
         (SLOTS, 16 << 10, true),
-        (USERS, 64 << 10, true),
+        (USERS, 128 << 10, true),
         (HISTORY, 64 << 10, true),
     ] {
         let world = World::new(CAP);
