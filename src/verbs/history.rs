@@ -38,12 +38,12 @@ ten minutes by the second, of the last day by the minute, and of the last week
 by the quarter of an hour. So do jobs of `gpulimit run` that are in no group:
 the last 16 are shown for a day after their end, by name also those that ended
 before TIME, with the time before their end. Members record the usage when they
-take memory; in between, usage only falls. What it fell to at which time is unknown until the
-next request, and drawn in another character. Marks below the curve say when
-requests were refused, members were asked for memory, and processes were
-suspended, resumed or killed; suspensions in groups below are marked there.
-Times are in the zone of the caller, in JSON and CSV in UTC. Without a UTF-8
-locale the curve is of ASCII.
+take memory; in between, usage only falls. What it fell to at which time is
+unknown until the next request, and drawn in another character. Marks below the
+curve say when requests were refused, members were asked for memory, and
+processes were suspended, resumed or killed; suspensions in groups below are
+marked there. Times are in the zone of the caller, in JSON and CSV in UTC.
+Without a UTF-8 locale the curve is of ASCII.
 
 Examples:
   gpulimit history
