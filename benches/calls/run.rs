@@ -3,7 +3,7 @@
 
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
-use gpulimit_group::{Garbage, Root};
+use gpulimit_group::Root;
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_support::Scratch;
 use std::cell::Cell;
@@ -302,7 +302,7 @@ impl Place<'_> {
                     // The program would look at all processes before it removes the group of the
                     // program before it.
                     let root = Root::at(&*self.setup.root);
-                    let _ = root.map(|root| root.collect_garbage(Garbage::Everywhere));
+                    let _ = root.map(|root| root.collect_garbage());
                     command.env("GPULIMIT_MAX", LIMIT.to_string())
                 }
             };

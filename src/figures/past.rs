@@ -9,6 +9,7 @@ use crate::machine::nvml::Driver;
 use crate::words::clock::{self, Moment};
 use crate::words::text;
 use gpulimit_base::units::gib;
+use gpulimit_group::Kind;
 use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Resolution};
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
@@ -25,6 +26,9 @@ pub struct Past {
     pub root: PathBuf,
     pub gpu: Gpu,
     pub resolution: Resolution,
+    /// When the job ended, in seconds since 1970; `None` if the group is no job, or has not ended.
+    pub ended: Option<u64>,
+    peak: u64,
     usage: u64,
     pub spans: Vec<Span>,
     marks: Vec<Mark>,
@@ -124,15 +128,28 @@ pub fn second(time: Timestamp) -> u64 {
     u64::try_from(time.as_second()).unwrap_or(0)
 }
 
+/// Returns when the memory of an ended job was last recorded, in seconds since 1970; `None` for
+/// other groups.
+pub fn ended(view: &View) -> Option<u64> {
+    let group = &view.group;
+    let lives = || view.processes.iter().any(|process| process.alive) || !group.has_ended();
+    match group.is_past() || group.kind() == Kind::Job && !lives() {
+        true => view.ledger.as_ref()?.last_recorded(),
+        false => None,
+    }
+}
+
 impl Past {
     /// Returns the past usage on each of these GPUs with a history. `since` is in seconds since
-    /// 1970.
+    /// 1970, as `ended` is: what [`ended`] has returned. Of a job that had ended before, returns as
+    /// long a time up to its end.
     pub fn all(
         view: &View,
         devices: &[Selector],
         since: u64,
         now: Timestamp,
         driver: Option<&Driver>,
+        ended: Option<u64>,
     ) -> Vec<Self> {
         let Some(ledger) = view.ledger.as_ref().filter(|ledger| ledger.keeps_history()) else {
             return Vec::new();
@@ -145,7 +162,7 @@ impl Past {
         let mut all = Vec::new();
         for device in asked {
             if view.purse.is_open() || all.is_empty() {
-                let one = Self::of(view, ledger, device, since, now, driver);
+                let one = Self::of(view, ledger, device, [since, second(now)], driver, ended);
                 view.purse.spend(one.spans.len());
                 all.push(one);
             }
@@ -157,24 +174,36 @@ impl Past {
         view: &View,
         ledger: &Ledger,
         device: &DeviceEntry,
-        since: u64,
-        now: Timestamp,
+        [since, now]: [u64; 2],
         driver: Option<&Driver>,
+        ended: Option<u64>,
     ) -> Self {
         let mut gpu = Gpu::of(view, device.id, driver);
         gpu.trend = gpu
             .usage
+            .filter(|_| ended.is_none())
             .and_then(|usage| trend(ledger, device.index, usage));
         let usage = gpu.usage.unwrap_or(0);
-        let window = Window::new(since, second(now), usage);
+        let end = ended.unwrap_or(now);
+        let begin = match since > end {
+            true => end.saturating_sub(now.saturating_sub(since)),
+            false => since,
+        };
+        let window = Window::new(begin, end, usage);
+        let rings = |resolution| match ended {
+            Some(end) => ledger.history_until(device.index, resolution, end),
+            None => ledger.history(device.index, resolution),
+        };
         Self {
             title: view.title.clone(),
             name: view.group.name().into(),
-            root: view.group.root().into(),
+            root: view.group.home().into(),
             gpu,
             resolution: window.resolution,
+            ended,
+            peak: ledger.usage(device.index).peak,
             usage,
-            spans: window.spans(|resolution| ledger.history(device.index, resolution)),
+            spans: window.spans(rings),
             marks: marks(ledger, device.index, window.since),
         }
     }
@@ -185,8 +214,15 @@ impl Past {
             let counts = self.spans.iter().map(|span| u64::from(count(span)));
             counts.sum::<u64>()
         };
-        let used = of_max(self.usage, self.gpu.limit());
-        let mut said = format!("GPU {}  {used} used", self.gpu.label);
+        let of_max = |bytes| of_max(bytes, self.gpu.limit());
+        let used = match self.ended {
+            Some(end) => {
+                let (end, peak) = (moment(end).local(), of_max(self.peak));
+                format!("ended {end}, peak {peak}")
+            }
+            None => format!("{} used", of_max(self.usage)),
+        };
+        let mut said = format!("GPU {}  {used}", self.gpu.label);
         if let Some(suspended) = self.gpu.suspended.filter(|bytes| *bytes > 0) {
             said += &format!(", {} suspended", gib(suspended));
         }
@@ -254,6 +290,10 @@ fields! { pub FIELDS(it: Past):
     "effective_max": Bytes => it.gpu.limit();
     /// The present usage.
     "usage": Bytes => it.usage;
+    /// The highest charge since the group was made.
+    "peak": Bytes => it.peak;
+    /// When the job ended; null if the group is no job, or has not ended.
+    "ended": Time => it.ended.map(|end| moment(end).to_string());
     /// The memory of suspended processes, which is on the host; no part of the usage.
     "suspended": Bytes => it.gpu.suspended;
     /// How the usage grows; null if it does not.
@@ -294,6 +334,11 @@ fields! { pub PERIOD(it: Span):
 
 /// Returns the begin of a period for programs.
 fn time(span: &Span) -> String {
-    let unix_ms = span.start * 1_000;
-    Moment { unix_ms }.to_string()
+    moment(span.start).to_string()
+}
+
+/// Returns a time in seconds since 1970 as a moment.
+fn moment(second: u64) -> Moment {
+    let unix_ms = second.saturating_mul(1_000);
+    Moment { unix_ms }
 }

@@ -115,14 +115,15 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
 }
 
 /// Drops the groups of ended jobs from a list, and sorts it by name. A group above a group that
-/// stays is not dropped.
-fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
+/// stays is not dropped; nor, with `past`, one at the top of a root.
+fn without_ended_jobs(groups: Vec<Group>, past: bool) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
     let ended = Group::ended(&groups);
     // Go through the list backwards, because child groups must be seen before their parents.
     for (group, ended) in groups.into_iter().zip(ended).rev() {
-        if parents.contains(group.name()) || !ended {
+        let is_kept = past && parent(group.name()).is_none();
+        if parents.contains(group.name()) || !ended || is_kept {
             parents.extend(parent(group.name()).map(str::to_owned));
             kept.push(group);
         }
@@ -170,7 +171,7 @@ impl Selection {
         let (root, name) = meant(name, Purpose::Use)?;
         let mut groups = vec![open(&root, &name, Purpose::Use)?];
         let below = root.list(Some(&groups[0]))?;
-        groups.extend(without_ended_jobs(below.groups));
+        groups.extend(without_ended_jobs(below.groups, false));
         Ok(Self {
             groups,
             notes: too_many(&below.cut_short),
@@ -180,22 +181,55 @@ impl Selection {
 
     /// Selects all groups, with /run/gpulimit first.
     pub fn all() -> Result<Self, Failure> {
+        Self::all_with(false)
+    }
+
+    /// Selects as [`Self::of`], also the jobs at the top of a root that have ended, if they have
+    /// left something.
+    pub fn with_past(name: Option<&str>) -> Result<Self, Failure> {
+        let Some(name) = name else {
+            return Self::all_with(true);
+        };
+        Self::of(Some(name)).or_else(|failure| {
+            let (root, name) = meant(name, Purpose::Use)?;
+            let left = root.past().and_then(|past| past.group(&name));
+            let left = left.map_err(|_| failure)?;
+            Ok(Self {
+                groups: vec![left],
+                ..Self::gone(root)
+            })
+        })
+    }
+
+    fn all_with(past: bool) -> Result<Self, Failure> {
         let roots = Root::locate_all(&env)?;
         let (mut groups, mut cut_short) = (Vec::new(), Vec::new());
+        let mut notes = Vec::new();
         let mut limits = BTreeMap::new();
         for root in &roots {
             let listing = root.list_and_read(&mut |group, read| {
                 limits.insert(group.limits_path().into_os_string(), read);
             })?;
-            groups.extend(without_ended_jobs(listing.groups));
+            groups.extend(without_ended_jobs(listing.groups, past));
             cut_short.extend(listing.cut_short);
+            match past.then(|| root.past().and_then(|past| past.groups())) {
+                Some(Ok(mut left)) => {
+                    // A program of the job may have made the group again.
+                    left.retain(|left| root.group(left.name()).is_err());
+                    left.sort_by_cached_key(|left| Natural::of(left.name()));
+                    groups.extend(left);
+                }
+                Some(Err(error)) if !is_denied(&error) => notes.push(error.to_string()),
+                _ => {}
+            }
         }
+        notes.extend(too_many(&cut_short));
         Ok(Self {
             groups,
             roots,
             named: false,
             limits,
-            notes: too_many(&cut_short),
+            notes,
         })
     }
 
@@ -230,7 +264,7 @@ impl Selection {
     /// Returns a group's name for printing, with the root's path if the name could mean a group of
     /// the first root.
     pub fn title(&self, group: &Group) -> String {
-        self.title_of(group.name(), group.root())
+        self.title_of(group.name(), group.home())
     }
 
     /// Returns the name for printing of a group that may be gone.
@@ -467,7 +501,7 @@ impl View {
         let mut processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
-        let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.root()));
+        let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.home()));
         let mut devices = ledger.as_ref().map(devices).unwrap_or_default();
         // GPUs that NVML does not list come last, in the order of the ledger.
         devices.sort_by_key(|device| index(device.id, driver).unwrap_or(u32::MAX));

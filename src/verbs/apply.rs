@@ -11,7 +11,7 @@ use crate::words::environment::env;
 use crate::words::failure::{Failure, cannot};
 use gpulimit_base::units::Size;
 use gpulimit_base::{missing::found, text_file};
-use gpulimit_group::{Garbage, Group, GroupError, Hold, Root, SYSTEM, effective_user};
+use gpulimit_group::{Group, GroupError, Hold, Root, SYSTEM, effective_user};
 use gpulimit_ledger::NoWitness;
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_policy::compile::Plan;
@@ -264,7 +264,7 @@ fn carry_out(
         let name = &step.name;
         // A group with child groups cannot be removed. So first remove the child groups whose jobs
         // have ended.
-        let _ = root.collect_garbage(Garbage::Below(Some(name)));
+        let _ = root.collect_garbage_below(Some(name));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {

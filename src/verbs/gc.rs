@@ -8,7 +8,7 @@ use crate::shown::output::{self, Answer};
 use crate::suspension::abandoned::{groups_with, settle_abandoned};
 use crate::suspension::{settle::finish_it, subjects::candidates};
 use crate::words::{environment::env, failure::Failure, notes::Change};
-use gpulimit_group::{Garbage, Root, Survey};
+use gpulimit_group::{Root, Survey};
 use std::process::ExitCode;
 
 /// Options of `gc`.
@@ -39,7 +39,7 @@ pub fn gc(args: &Args) -> Result<ExitCode, Failure> {
     for root in Root::locate_all(&env)? {
         let survey = root.survey()?;
         done.extend(clean(&survey, driver.as_ref()));
-        for name in root.collect_garbage(Garbage::Everywhere)? {
+        for name in root.collect_garbage()? {
             done.push((name, "removed, its job has ended".into()));
         }
         for name in sweep(&root)? {

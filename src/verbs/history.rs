@@ -1,6 +1,6 @@
 //! `gpulimit history`: shows the usage of groups over time.
 
-use crate::figures::past::Past;
+use crate::figures::past::{self, Past};
 use crate::groups::{self, Selection, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::{csv, curve, output, terminal};
@@ -35,15 +35,18 @@ pub struct Args {
 const HELP: &str = "\
 Draws a curve for each group and GPU. Named groups keep their usage of the last
 ten minutes by the second, of the last day by the minute, and of the last week
-by the quarter of an hour. Members record the usage when they take memory; in
-between, usage only falls. What it fell to at which time is unknown until the
-next request, and drawn in another character. Marks below the curve say when
-requests were refused, members were asked for memory, and processes were
-suspended, resumed or killed; suspensions in groups below are marked there.
-Times are in the zone of the caller, in JSON and CSV in UTC. Without a UTF-8
-locale the curve is of ASCII.
+by the quarter of an hour. So do jobs of `gpulimit run` that are in no group:
+the last 16 are shown for a day after their end, by name also those that ended
+before TIME, with the time before their end. Members record the usage when they
+take memory; in between, usage only falls. What it fell to at which time is
+unknown until the next request, and drawn in another character. Marks below the
+curve say when requests were refused, members were asked for memory, and
+processes were suspended, resumed or killed; suspensions in groups below are
+marked there. Times are in the zone of the caller, in JSON and CSV in UTC.
+Without a UTF-8 locale the curve is of ASCII.
 
 Examples:
+  gpulimit history
   gpulimit history lab
   gpulimit history lab/alice --since yesterday --device 0
   gpulimit history lab --since 2h --json | jq '.histories[].periods[].max'";
@@ -53,7 +56,7 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     let now = clock::now();
     let since = since::parse(&args.since, &now)
         .map_err(|why| Failure::usage(format_args!("invalid time '{}': {why}", args.since)))?;
-    let selection = Selection::of(args.group.as_deref())?;
+    let selection = Selection::with_past(args.group.as_deref())?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices, driver)?;
@@ -62,8 +65,14 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     let unrecorded = groups::unrecorded(&views);
     notes.lines.extend(groups::unrecorded_note(&unrecorded));
     notes.add_unopened(groups::damages(&views));
-    let past = |view| Past::all(view, &devices, since, now.timestamp(), driver);
-    let pasts: Vec<Past> = views.iter().flat_map(past).collect();
+    let all = |view| {
+        let ended = past::ended(view);
+        Past::all(view, &devices, since, now.timestamp(), driver, ended)
+    };
+    let mut pasts: Vec<Past> = views.iter().flat_map(all).collect();
+    let is_in = |past: &Past| selection.named || past.ended.is_none_or(|end| end >= since);
+    let is_older = !pasts.iter().all(is_in);
+    pasts.retain(is_in);
     let status = output::told(&notes);
     if args.json {
         let json = |past: &Past| past.json(driver);
@@ -75,8 +84,11 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
             Some(View {
                 ledger: Some(ledger),
                 ..
-            }) if !ledger.keeps_history() => "this group keeps no history: only named groups do",
-            _ => "no named group has used such a GPU",
+            }) if !ledger.keeps_history() => {
+                "this group keeps no history: the history of the group above has its usage"
+            }
+            _ if is_older => "no group has used such a GPU since then: try --since 1d",
+            _ => "no named group or job of `gpulimit run` has used such a GPU",
         });
     } else {
         let texts: Vec<String> = pasts.iter().map(|past| text(past, &now)).collect();

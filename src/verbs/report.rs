@@ -61,7 +61,8 @@ All figures count from the time when the group was made: GIB-HOURS are memory
 times time, PEAK is the highest charge, REFUSED counts refused requests, and
 WAITED is the time for which requests waited. A group's figures include those of
 the groups below it, so do not add them up. Only named groups keep these
-figures. Those of a user are GIB-HOURS alone, with a sum over all groups at the
+figures, and jobs of `gpulimit run` that are in no group, the last 16 for a day
+after they ENDED. Those of a user are GIB-HOURS alone, with a sum over all groups at the
 end of the table. OF LIMIT is the part of the present limit that was used, over
 time. \"1.0 (up to 3.0)\" is the use of killed processes whose death was found
 later: up to 1.0 they surely lived.
@@ -74,7 +75,8 @@ reboot. They count from the last save before TIME or, if there is none, from the
 first one after it: see FROM. PEAK is \"-\" if it may be older. What a group used
 between its last save and its removal is missing.
 
-The lines of --save have the figures without --since, for a timer.
+The lines of --save have the figures without --since, for a timer, of named
+groups alone.
 
 Examples:
   gpulimit report
@@ -88,7 +90,7 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(since) = args.since {
         return uses::report(args, since);
     }
-    let selection = Selection::of(args.group.as_deref())?;
+    let selection = Selection::with_past(args.group.as_deref())?;
     let driver = Driver::load().ok();
     if let Some(directory) = &args.save {
         return save::append(directory, &selection, driver.as_ref());
@@ -101,7 +103,7 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     let mut lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
     let is_printed = print(args, &selection, &mut lines, driver.as_ref())?;
     if !is_printed && status == ExitCode::SUCCESS && !is_told {
-        output::note("no named group has used a GPU");
+        output::note("no named group or job of `gpulimit run` has used a GPU");
     }
     Ok(status)
 }

@@ -115,7 +115,7 @@ fn a_group_without_a_history_is_named() {
     };
     let noted = "gpulimit: no figures of a GPU in lab: the file system of the groups had no space";
     assert_eq!(said.matches(noted).count(), 2, "{said}");
-    assert!(!said.contains("no named group has used"), "{said}");
+    assert!(!said.contains("no named group or job"), "{said}");
     let full = part("FULL\n", "NEXT\n");
     assert!(
         full.contains("no space is left on the file system"),

@@ -166,7 +166,7 @@ fn history_shows_the_groups_and_gpus_that_were_asked_for() {
         "{output:?}"
     );
     assert!(
-        text(&output.stderr).contains("no named group has used"),
+        text(&output.stderr).contains("no named group or job"),
         "{output:?}"
     );
 }

@@ -15,6 +15,7 @@ mod kill;
 mod mine;
 mod names;
 mod opened;
+mod past;
 mod place;
 mod ps;
 mod report;

@@ -96,7 +96,7 @@ fn report_has_a_line_for_each_group_and_gpu() {
         "{output:?}"
     );
     assert!(
-        text(&output.stderr).contains("no named group has used a GPU"),
+        text(&output.stderr).contains("no named group or job"),
         "{output:?}"
     );
 }

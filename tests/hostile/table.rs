@@ -1,9 +1,10 @@
 //! The table that docs/security.md opens with, compared with a real tree.
 
+use crate::nothing::Nothing;
 use crate::{ALICE, Ground, Guarded, Role, own, run};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::pod::Pod;
-use gpulimit_group::{Access, Member, Members, Root};
+use gpulimit_group::{Access, Insistence, Member, Members, Root};
 use gpulimit_limits::LimitSet;
 use gpulimit_support::{Running, wait_until};
 use serde_json::json;
@@ -86,6 +87,7 @@ impl Known {
             [] if view.is_empty() => "./".into(),
             [] => String::new(),
             [".containers", _, ref rest @ ..] => format!(".containers/NAME/{}", rest.join("/")),
+            [".trail-jobs", _, ref rest @ ..] => format!(".trail-jobs/JOB/{}", rest.join("/")),
             [name, ..] if name.starts_with(".context-") => ".context-GPU".into(),
             [name, ..] if name.starts_with('.') => parts.join("/"),
             [name, ref rest @ ..] if closed.contains(name) => {
@@ -194,6 +196,16 @@ fn tree(ground: &Ground) -> (Vec<Running>, Guarded, BTreeSet<String>) {
     device.set_context_hint(256 << 20);
     member.remember_image(&[1; 32], [1, 2, 3, 4]);
     drop(member);
+    let job = groups.create("run-7-7", &LimitSet::default());
+    job.expect("created").group.keep_history().expect("begun");
+    let member = Member::join(&groups, "run-7-7").expect("joined");
+    let device = member
+        .device(DeviceId::gpu([1; 16]), 1 << 30)
+        .expect("room");
+    let charged = device.charge(1 << 20, &Nothing, Insistence::Full);
+    charged.expect("fits");
+    drop(member);
+    said(&mut ground.gpulimit(&["gc"]));
     let library = crate::library::library(ground, "libgpulimit.so");
     let runs = [
         ground.gpulimit(&["run", "--max", "1G", "--", "sleep", "600"]),

@@ -348,7 +348,7 @@ fn boot() -> String {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Garbage, Root};
+    use super::super::Root;
     use super::*;
     use gpulimit_limits::LimitSet;
     use gpulimit_support::{Running, Scratch, wait_until};
@@ -478,7 +478,7 @@ mod tests {
         if Everybody::default().all().is_none() {
             return gpulimit_support::skip("/proc does not show all processes");
         }
-        let collected = looks(&|| drop(root.collect_garbage(Garbage::Everywhere)));
+        let collected = looks(&|| drop(root.collect_garbage()));
         assert_eq!((collected, root.groups().expect("listed").len()), (1, 1));
         make();
         let removed = looks(&|| root.remove("lab").expect("removed"));

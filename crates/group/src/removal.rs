@@ -25,15 +25,6 @@ use std::time::{Duration, Instant};
 /// others' clean-ups.
 pub const MAX_USER_NAMES: usize = 4_096;
 
-/// The part of a root that a clean-up covers.
-#[derive(Copy, Clone, Debug)]
-pub enum Garbage<'a> {
-    /// All groups of the root.
-    Everywhere,
-    /// The child groups of this group; with `None`, the groups at the top of the root.
-    Below(Option<&'a str>),
-}
-
 /// The groups of a root, and the other entries found in its directories.
 #[derive(Debug, Default)]
 pub struct Survey {
@@ -230,14 +221,17 @@ impl Root {
             let name = group.name;
             return Err(GroupError::Carried { name, pid });
         }
-        self.remove_if(&group, may_end, |_| true)
+        self.remove_if(&group, may_end, |ledger| {
+            self.keep_past(&group, ledger);
+            true
+        })
     }
 
     /// Removes the groups of ended jobs below a group. Ignores failures, which a later removal
     /// reports.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
-        self.remove_ended(below.unwrap_or_default());
+        self.remove_ended(below.unwrap_or_default(), |_, _| true);
     }
 
     /// Removes the groups of ended jobs, and returns their names. A job's group stays while:
@@ -245,24 +239,36 @@ impl Root {
     /// - a process holds its lock,
     /// - it has child groups, or
     /// - the driver may still hold memory of its dead processes.
-    pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
-        let groups = match within {
-            Garbage::Everywhere => {
-                let survey = self.survey()?;
-                let mut groups = survey.groups;
-                groups.extend(survey.unfinished);
-                groups
-            }
-            Garbage::Below(parent) => {
-                self.directories_in(parent.map(|name| Group::at(self.path(), name)).as_ref())?
-            }
-        };
-        Ok(self.remove_ended(groups))
+    ///
+    /// Of a job at the top of the root, keeps what [`Root::past`] shows for a while.
+    pub fn collect_garbage(&self) -> Result<Vec<String>, GroupError> {
+        let survey = self.survey()?;
+        let mut groups = survey.groups;
+        groups.extend(survey.unfinished);
+        let removed = self.remove_ended(groups, |group, ledger| {
+            self.keep_past(group, ledger);
+            true
+        });
+        self.drop_old_past();
+        Ok(removed)
+    }
+
+    /// Removes groups of ended jobs as [`Root::collect_garbage`] does, only the child groups of
+    /// this group, or with `None` those at the top of the root. Leaves groups that keep a history
+    /// to [`Root::collect_garbage`]: the preloaded library calls this function, and stays small.
+    pub fn collect_garbage_below(&self, parent: Option<&str>) -> Result<Vec<String>, GroupError> {
+        let parent = parent.map(|name| Group::at(self.path(), name));
+        let groups = self.directories_in(parent.as_ref())?;
+        Ok(self.remove_ended(groups, |_, ledger| !ledger.keeps_history()))
     }
 
     /// Removes those of `groups` whose jobs have ended, and returns their names. A group whose job
-    /// may still run stays.
-    fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
+    /// may still run stays, as does one that `may_go`, called right before the removal, refuses.
+    fn remove_ended(
+        &self,
+        mut groups: Vec<Group>,
+        may_go: impl Fn(&Group, &Ledger) -> bool,
+    ) -> Vec<String> {
         // Sort each group before the group above it: the groups below must be removed first.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let unused = Group::unused(&groups).into_iter().zip(groups);
@@ -271,7 +277,9 @@ impl Root {
             // A changed record means that a process makes the group again. Leave such a group to
             // the next clean-up.
             let has_ended = |now: &Record| *now == then;
-            let idle = |ledger: &Ledger| group.clean_in(ledger, &NoWitness).draining == 0;
+            let idle = |ledger: &Ledger| {
+                group.clean_in(ledger, &NoWitness).draining == 0 && may_go(&group, ledger)
+            };
             let removed = self.remove_if(&group, has_ended, idle);
             removed.is_ok().then_some(group.name)
         });
@@ -302,7 +310,7 @@ impl Root {
     }
 
     /// Removes a group if `job` accepts the record of its job and `idle` accepts its ledger.
-    fn remove_if(
+    pub(super) fn remove_if(
         &self,
         group: &Group,
         job: impl FnOnce(&Record) -> bool,

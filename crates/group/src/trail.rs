@@ -2,7 +2,7 @@
 //! or the file `.trail` of the root.
 //!
 //! A group's own ring of events goes with the group. So each event is also written to the trail of
-//! the nearest group at or above it that keeps a history, if no user can read that trail who cannot
+//! the nearest group at or above it that keeps a trail, if no user can read that trail who cannot
 //! read the group's own ledger. A job's group at the top of a root has no such group; its events go
 //! to the root's file `.trail`, a ledger without members. The file belongs to the root's owner, and
 //! only processes of this user write it.
@@ -248,7 +248,7 @@ impl Member {
         let own = &self.levels[at];
         let lasting = self.levels[at..]
             .iter()
-            .find(|station| station.ledger.keeps_history())
+            .find(|station| station.ledger.keeps_trail())
             .filter(|above| {
                 *above.name == *own.name
                     || is_as_private(access(&above.ledger), access(&own.ledger))
@@ -308,13 +308,13 @@ impl Group {
             _ => Default::default(),
         };
         let details = Details { holders, ..details };
-        if ledger.keeps_history() {
+        if ledger.keeps_trail() {
             ledger.record_in(Some(ledger), happening, &details);
             return;
         }
         let lasting = self.upwards().skip(1).find_map(|above| {
             let ledger = Ledger::open(&above.ledger_path()).ok()?;
-            ledger.keeps_history().then_some((above, ledger))
+            ledger.keeps_trail().then_some((above, ledger))
         });
         // In their own directory, a user can replace the ledger by a link to another one.
         let lasting = lasting.filter(|(group, above)| {

@@ -10,7 +10,7 @@ mod nothing;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
-use gpulimit_group::{Access, Garbage, Group, GroupError, Insistence, Member, Members, Root};
+use gpulimit_group::{Access, Group, GroupError, Insistence, Member, Members, Root};
 use gpulimit_ledger::{Ledger, MAX_SLOTS};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
 use gpulimit_support::{Scratch, is_root, wait_until};
@@ -477,7 +477,7 @@ fn root_is_not_led_out_of_a_users_directory() {
             });
         }
         let _ = root.remove(name);
-        let _ = root.collect_garbage(Garbage::Everywhere);
+        let _ = root.collect_garbage();
         rounds += 1;
     }
     is_over.join().expect("alice has swapped to the end");

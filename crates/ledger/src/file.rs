@@ -35,7 +35,8 @@ pub(super) struct Place {
     id: FileId,
 }
 
-fn options(write: bool) -> OpenOptions {
+/// Returns how ledger files are opened.
+pub(super) fn options(write: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
     // O_NOFOLLOW prevents following another user's symbolic link. O_NONBLOCK prevents waiting for
     // the other end of a pipe. The standard library adds O_CLOEXEC.

@@ -24,7 +24,7 @@
 
 use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{self, UNIT};
-use super::layout::{self, Bucket, DeviceHistory, UserBill};
+use super::layout::{self, Bucket, DeviceHistory, Lasting, UserBill};
 use super::lock::Description;
 use super::{DeviceIndex, Ledger, file, moment, os};
 use std::collections::BTreeMap;
@@ -278,7 +278,20 @@ impl Ledger {
 
     /// Returns whether the ledger was created to keep a history.
     pub fn keeps_history(&self) -> bool {
-        self.header().lasting.load(Ordering::Relaxed) != 0
+        self.header().lasting.load(Ordering::Relaxed) != Lasting::Nothing as u64
+    }
+
+    /// Makes a new ledger keep a history and no trail, for a group whose events go elsewhere.
+    pub fn keep_history(&self) {
+        let lasting = &self.header().lasting;
+        let (nothing, history) = (Lasting::Nothing as u64, Lasting::History as u64);
+        // A ledger with a trail also keeps a history.
+        let _ = lasting.compare_exchange(nothing, history, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Returns whether the ledger was created to keep a trail, too.
+    pub fn keeps_trail(&self) -> bool {
+        self.header().lasting.load(Ordering::Relaxed) == Lasting::Trail as u64
     }
 
     /// Begins the device's history if the ledger keeps one and has none of this device yet. If the
@@ -351,9 +364,30 @@ impl Ledger {
     /// Returns the periods of a device's history, oldest first. Periods without a charge, a refusal
     /// or a kill are left out.
     pub fn history(&self, device: DeviceIndex, resolution: Resolution) -> Vec<Period> {
-        let now = os::wall_ms() / 1_000;
+        self.history_until(device, resolution, os::wall_ms() / 1_000)
+    }
+
+    /// Returns the periods that [`Self::history`] returned at a time in seconds since 1970, if the
+    /// history has not gone on since.
+    pub fn history_until(
+        &self,
+        device: DeviceIndex,
+        resolution: Resolution,
+        until: u64,
+    ) -> Vec<Period> {
         self.recorded(device)
-            .map_or_else(Vec::new, |history| history.read(resolution, now))
+            .map_or_else(Vec::new, |history| history.read(resolution, until))
+    }
+
+    /// Returns the last second, since 1970, of which the history says something; `None` if it says
+    /// nothing.
+    pub fn last_recorded(&self) -> Option<u64> {
+        let latest = os::wall_ms() / 1_000 + AHEAD;
+        let histories = DeviceIndex::all().filter_map(|device| self.recorded(device));
+        let buckets = histories.flat_map(|history| &history.seconds);
+        let words = buckets.flat_map(|Bucket { max, min, counts }| [max, min, counts]);
+        let seconds = words.map(|word| word.load(Ordering::Relaxed) >> PERIOD_SHIFT);
+        seconds.filter(|second| (1..=latest).contains(second)).max()
     }
 
     /// Notes that the owner of a slot lived at this time by the wall clock, in milliseconds, if the

@@ -187,6 +187,16 @@ pub(super) struct GpuEntry {
     spare: [AtomicU64; 2],
 }
 
+/// What a ledger keeps beside the charges of its members.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Lasting {
+    Nothing = 0,
+    /// A history, and a trail of the events of its group and of the groups below.
+    Trail = 1,
+    /// A history alone: the events go to the trail of a group above, or of the root.
+    History = 2,
+}
+
 /// The beginning of the ledger file, before the slots.
 #[repr(C)]
 pub(super) struct Header {
@@ -195,7 +205,7 @@ pub(super) struct Header {
     /// For each device, the last recorded time at which usage was above `high`, the group's soft
     /// limit. In milliseconds since boot.
     pub above_high: [AtomicU64; MAX_DEVICES],
-    /// Not 0 if the group keeps a history: see [`super::Lasting`].
+    /// What the group keeps beside its charges: a [`Lasting`].
     pub lasting: AtomicU64,
     /// Number of events in the trail so far.
     pub trail_head: AtomicU64,
@@ -459,7 +469,8 @@ pub(super) struct TrailEntry {
     spare: [AtomicU64; 18],
 }
 
-/// The events of a group and of the groups below it. A group that keeps no history has no trail.
+/// The events of a group and of the groups below it. A ledger that does not keep
+/// a trail touches no entry.
 #[repr(C, align(4096))]
 pub(super) struct Trail {
     pub entries: [TrailEntry; TRAIL],

@@ -35,6 +35,8 @@ mod orphans;
 #[cfg_attr(all(test, loom), path = "model/os.rs")]
 mod os;
 mod owner;
+#[cfg(not(all(test, loom)))]
+mod past;
 mod protection;
 #[cfg_attr(all(test, loom), path = "model/random.rs")]
 mod random;
@@ -236,8 +238,8 @@ impl Ledger {
         file::create(path, mode, false)
     }
 
-    /// Creates a ledger file as [`Self::create`] does. The ledger keeps a history of its devices,
-    /// if the file system has room for it.
+    /// Creates a ledger file as [`Self::create`] does. The ledger keeps a history of its devices
+    /// and a trail, if the file system has room for them.
     pub fn create_with_history(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode, true)
     }

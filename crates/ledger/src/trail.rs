@@ -223,7 +223,7 @@ impl Ledger {
         happening: &Happening,
         details: &Details<'_>,
     ) {
-        if !self.keeps_history() || !self.map.writable() || self.map.is_lost() {
+        if !self.keeps_trail() || !self.map.writable() || self.map.is_lost() {
             return;
         }
         let device = match happening.device {

@@ -27,7 +27,7 @@ pub use request::{LimitRequest, RequestSelector};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Created, Garbage, Group, Kind, Member, Root, check_name, parent};
+use gpulimit_group::{Created, Group, Kind, Member, Root, check_name, parent};
 use gpulimit_limits::{Key, LimitSet, Selector};
 use rules::{Assigned, OnError, Source};
 use std::ffi::OsString;
@@ -279,9 +279,7 @@ impl Assignment {
         let limits = request.resolve(&gpus, capacity)?;
         // Ignore errors, because the job can run even if the groups of ended jobs cannot be
         // removed.
-        let _ = self
-            .root
-            .collect_garbage(Garbage::Below(parent(&self.group)));
+        let _ = self.root.collect_garbage_below(parent(&self.group));
         let created = self.root.create(&self.group, &limits)?;
         if !created.new {
             add_missing(&created.group, &limits)?;

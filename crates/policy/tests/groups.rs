@@ -8,9 +8,7 @@ mod place;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
-use gpulimit_group::{
-    Fault, Garbage, Group, GroupError, Insistence, Kind, Member, MemberDevice, Root,
-};
+use gpulimit_group::{Fault, Group, GroupError, Insistence, Kind, Member, MemberDevice, Root};
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_policy::{self as policy, Assignment, PolicyError, RequestSelector};
 use nothing::Nothing;
@@ -52,8 +50,7 @@ fn looking_does_not_make_the_root_but_the_first_group_does() {
     assert!(!root.exists());
     assert_eq!(root.groups().expect("listed"), []);
     assert_eq!(
-        root.collect_garbage(Garbage::Everywhere)
-            .expect("collected"),
+        root.collect_garbage().expect("collected"),
         Vec::<String>::new()
     );
     assert!(!root.exists());
@@ -237,8 +234,7 @@ fn garbage_is_groups_of_ended_jobs() {
     let _member = Member::join(&root, "job-4-4").expect("joined");
     fs::create_dir(root.path().join("job-5-5")).expect("created");
     assert_eq!(
-        root.collect_garbage(Garbage::Everywhere)
-            .expect("collected"),
+        root.collect_garbage().expect("collected"),
         ["run-1-1", "job-5-5", "job-3-3"]
     );
     assert_eq!(

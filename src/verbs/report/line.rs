@@ -1,8 +1,8 @@
 //! The lines of a report: what groups and users have used since the groups were made.
 
 use super::span::Use;
-use crate::figures::bytes;
 use crate::figures::fields::{Cell, Field, fields, left, right};
+use crate::figures::{bytes, past};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
@@ -65,6 +65,8 @@ pub struct Line {
     pub uncertain: f64,
     /// Time when the group was made; `None` if the file system does not tell.
     pub made: Option<u64>,
+    /// When the job ended; `None` for other groups.
+    pub ended: Option<u64>,
     /// The end of the span.
     pub until: Option<u64>,
     /// The begin of the figures, if it is not near the begin of the span.
@@ -103,6 +105,8 @@ fields! { pub FIELDS(it: Line):
     "waited_ms": Ms, right("WAITED") => waited(it.used.waited_ms);
     /// When the group was made, without `--since`; null if the file system does not tell.
     "made": Time => it.made.map(moment);
+    /// When the job ended, without `--since`; null for other groups.
+    "ended": Time, left("ENDED").sparse() => Cell::Said(it.ended.map(moment).into(), it.ended.map(|unix_ms| Moment { unix_ms }.local()));
     "": Text, left("FROM").sparse() => it.late.map_or_else(String::new, |unix_ms| Moment { unix_ms }.local());
 }
 
@@ -110,15 +114,15 @@ fields! { pub FIELDS(it: Line):
 pub fn fields(is_span: bool) -> impl Iterator<Item = &'static Field<Line>> {
     FIELDS.iter().filter(move |field| match field.key {
         "from" | "until" => is_span,
-        UNCERTAIN | "made" => !is_span,
+        UNCERTAIN | "made" | "ended" => !is_span,
         _ => true,
     })
 }
 
-/// Returns the fields of CSV, without what depends on the present limit. Files that older versions
-/// have saved lack the last one.
+/// Returns the fields of CSV, without what depends on the present limit and what named groups do
+/// not have. Files that older versions have saved lack the last one.
 pub fn csv_fields(is_span: bool) -> Vec<&'static Field<Line>> {
-    let is_lasting = |field: &&Field<Line>| field.key != "limit_share";
+    let is_lasting = |field: &&Field<Line>| !["limit_share", "ended"].contains(&field.key);
     let mut fields: Vec<_> = fields(is_span).filter(is_lasting).collect();
     fields.sort_by_key(|field| field.key == UNCERTAIN);
     fields
@@ -176,7 +180,8 @@ impl Line {
     /// Returns the part of the present limit that was used, over the time of the line.
     fn share(&self) -> Option<f64> {
         let until = self
-            .until
+            .ended
+            .or(self.until)
             .unwrap_or_else(|| Moment::from(Timestamp::now()).unix_ms);
         let hours = until.saturating_sub(self.used.from.or(self.made)?) as f64 / 3_600_000.0;
         let all = self.used.limit? as f64 / (1u64 << 30) as f64 * hours;
@@ -195,6 +200,7 @@ impl Line {
             view.purse.spend(lines * (LINE + view.title.len()));
         }
         let made = made(ledger);
+        let ended = past::ended(view).map(|end| end.saturating_mul(1_000));
         let mut lines = Vec::new();
         for device in view
             .devices
@@ -222,7 +228,7 @@ impl Line {
             let of_group = |count: u64| (by == By::Group).then_some(count);
             let line = |(user, [sure, uncertain]): (_, [u128; 2])| Self {
                 subject: Subject {
-                    root: view.group.root().to_string_lossy().into_owned(),
+                    root: view.group.home().to_string_lossy().into_owned(),
                     group: view.group.name().into(),
                     gpu: Some(device.id),
                     user,
@@ -239,6 +245,7 @@ impl Line {
                 },
                 uncertain: gib_hours(uncertain),
                 made,
+                ended,
                 ..Self::default()
             };
             lines.extend(figures.into_iter().map(line));
@@ -327,6 +334,7 @@ mod tests {
             },
             uncertain: 0.5,
             made: Some(0),
+            ended: None,
             until: Some(7_200_000),
             late: None,
         };

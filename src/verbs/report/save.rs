@@ -12,6 +12,7 @@ use crate::machine::nvml::Driver;
 use crate::shown::{csv, output};
 use crate::words::clock::Moment;
 use crate::words::failure::{Failure, cannot};
+use gpulimit_group::Kind;
 use jiff::Timestamp;
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Write};
@@ -54,7 +55,8 @@ pub fn append(
             .for_each(|root| root.note_gpus(&gpus));
     }
     let (status, _) = visit(selection, driver, |_, view| {
-        if written.is_ok() {
+        // A job at the top goes before its figures are saved again.
+        if written.is_ok() && view.group.kind() == Kind::Named {
             let lines = [By::Group, By::User].map(|by| Line::of(view, by));
             let rows = lines.iter().flatten();
             let cells = |line| with_time(&time, fields::cells(fields.iter().copied(), line));

@@ -34,7 +34,7 @@ pub fn report(args: &Args, since: u64) -> Result<ExitCode, Failure> {
         Some(name) => Some(groups::meant(name, Purpose::Use)?),
         None => None,
     };
-    let selection = match (Selection::of(args.group.as_deref()), &scope) {
+    let selection = match (Selection::with_past(args.group.as_deref()), &scope) {
         // The group is gone. Its figures can be in a file.
         (Err(_), Some((root, _))) if args.from.is_some() => Selection::gone(root.clone()),
         (selection, _) => selection?,
@@ -115,6 +115,9 @@ impl Span {
     /// Adds the present figures of a group, and what its history says.
     fn add_view(&mut self, view: &View, driver: Option<&Driver>) {
         for line in Line::of(view, self.by) {
+            if line.ended.is_some_and(|end| end < self.since) {
+                continue;
+            }
             let sample = Sample {
                 time: self.until,
                 made: line.made,
@@ -193,7 +196,7 @@ fn is_one(samples: &[Sample]) -> bool {
 /// it, so that memory which was charged earlier is in it, too.
 fn recorded(view: &View, gpu: DeviceId, since: u64, driver: Option<&Driver>) -> Option<Use> {
     let (since, now) = (since / 1_000, Timestamp::now());
-    let past = Past::all(view, &[Selector::Device(gpu)], since, now, driver).pop()?;
+    let past = Past::all(view, &[Selector::Device(gpu)], since, now, driver, None).pop()?;
     let from = past.spans.first().map(|span| span.start);
     let from = from.filter(|from| *from <= since)?;
     // A period does not count beyond a number.

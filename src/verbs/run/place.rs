@@ -8,7 +8,7 @@ use crate::machine::nvml::Driver;
 use crate::shown::{output, terminal};
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Access, Created, Garbage, Group, GroupError, Hold, MAX_DEPTH, Root};
+use gpulimit_group::{Access, Created, Group, GroupError, Hold, MAX_DEPTH, Root};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
@@ -36,7 +36,7 @@ impl Place {
             None => Self::own(args, asked.limits()?, user),
         }?;
         // Remove the groups of ended jobs. A failure must not keep the command from running.
-        let _ = place.root.collect_garbage(Garbage::Everywhere);
+        let _ = place.root.collect_garbage();
         Ok(place)
     }
 
@@ -172,6 +172,8 @@ fn make_job(
         let created = root.create_for(&name, limits, access)?;
         if created.new {
             created.group.record_job()?;
+            // Without a history, the job runs like any other.
+            let _ = created.group.keep_history();
             return Ok(created);
         }
         taken = created.group.path().into();

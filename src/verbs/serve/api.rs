@@ -98,7 +98,7 @@ pub fn history(sources: &mut Sources, asked: &str) -> Result<String, Refusal> {
     let (mut histories, mut periods) = (Vec::new(), 0);
     let (_, cut) = selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
-            for mut past in Past::all(&view, &[device], since, now.timestamp(), driver) {
+            for mut past in Past::all(&view, &[device], since, now.timestamp(), driver, None) {
                 if scope.public {
                     past.gpu.forget_process();
                 }

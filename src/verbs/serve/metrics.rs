@@ -164,7 +164,7 @@ metrics! {
     /// The time for which these requests waited, added up. Its rate is the mean number of waiting
     /// requests.
     "gpulimit_wait_seconds_total": GroupGpus((gpu, _)) => gpu.waited_ms.map(seconds);
-    /// Memory times time since the group was made. Only named groups count it.
+    /// Memory times time since the group was made. Only groups with a history count it.
     "gpulimit_memory_byte_seconds_total": GroupGpus((gpu, more)) =>
         gpu.usage.map(|_| more.byte_seconds);
     /// Memory times time of the processes of a user in the group.

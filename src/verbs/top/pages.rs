@@ -151,7 +151,9 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
             }
             (None, None) => lines.push("reading the history".into()),
             (None, Some(_)) => {
-                lines.push("no history: the group is a job, or has not used this GPU".into());
+                lines.push(
+                    "no history: the group is a job in a group, or has not used this GPU".into(),
+                );
             }
         }
     }

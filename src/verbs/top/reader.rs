@@ -145,7 +145,7 @@ fn pasts(wanted: &Wanted, view: &View, driver: Option<&Driver>) -> Vec<Past> {
     }
     let now = Timestamp::now();
     let since = past::second(now).saturating_sub(wanted.since.as_secs());
-    Past::all(view, &[Selector::All], since, now, driver)
+    Past::all(view, &[Selector::All], since, now, driver, None)
 }
 
 /// Returns the last refusals of a group as text.

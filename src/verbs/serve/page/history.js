@@ -21,7 +21,7 @@ export function whenHoursArrive(change) {
 
 /**
  * Returns the last hour of a group on a GPU: its usage by the minute as a part of the limit, or
- * null if it is not there yet. Groups of jobs keep no history.
+ * null if it is not there yet. Groups of jobs are not asked for.
  */
 export function lastHour(group, gpu) {
   if (group.kind !== "named") return null;

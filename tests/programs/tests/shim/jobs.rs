@@ -1,6 +1,7 @@
 //! A job's programs keep its limit for life: also when its first process has ended, when its group
 //! is gone, and when they start `gpulimit run` themselves.
 
+use serde_json::Value;
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
@@ -165,6 +166,61 @@ fn without_its_limits_a_job_whose_group_is_gone_gets_no_memory() {
         let (_, errors) = job.end();
         assert!(errors.contains("unset GPULIMIT_GROUP"), "{errors}");
     }
+}
+
+/// The first command of the README: its group is there until the next one, and then only its past.
+#[test]
+fn a_job_without_a_name_has_a_past() {
+    let world = World::without_group(&[]);
+    let script = "echo $GPULIMIT_GROUP; exec \"$0\"";
+    let run = ["run", "--max", "4G", "--", "bash", "-c", script];
+    let mut command = controller(&world, &run);
+    let mut job = Session::start({
+        command.arg(world::program());
+        command
+    });
+    let group = job.line();
+    job.expect(&[("start", "0 0"), ("alloc a 900M", "0"), ("free a", "0")]);
+    job.expect(&[("alloc b 100M", "0")]);
+    job.end();
+    let json = |verb: &str, list: &str| {
+        let said = output(&world, &[verb, "--json"]).stdout;
+        let json: Value = serde_json::from_slice(&said).expect("JSON");
+        let all = json[list].as_array().expect("a list");
+        assert!(all.len() <= 1, "{json}");
+        all.first().cloned()
+    };
+    let is_whole = || {
+        let both = [json("history", "histories"), json("report", "uses")];
+        both.iter().flatten().count() == 2
+            && both.into_iter().flatten().all(|one| {
+                assert_eq!(one["name"], group, "{one}");
+                let peak = one["peak"].as_u64().expect("a figure");
+                assert!((900 * MIB..4096 * MIB).contains(&peak), "{one}");
+                one["ended"].is_string()
+            })
+    };
+    gpulimit_support::wait_until("the job has ended", is_whole);
+    let curve = text(&output(&world, &["history"]).stdout);
+    let peak = format!("{group}  GPU 0  ended ");
+    assert!(
+        curve.starts_with(&peak) && curve.contains(" of 4.0 GiB\n"),
+        "{curve}"
+    );
+    // A program that only the library limits removes no past.
+    let mut program = world.preloaded(world::program());
+    let mut other = Session::start({
+        program.env("GPULIMIT_MAX", "1G");
+        program
+    });
+    other.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    other.end();
+    assert!(is_whole());
+    gpulimit_support::wait_until("the groups are removed", || {
+        clean_up(&world);
+        world.root().groups().expect("listed").is_empty()
+    });
+    assert!(is_whole());
 }
 
 /// A program of OpenCL has the group in its environment, and makes no call that a hook sees.
