@@ -191,38 +191,29 @@ impl Node {
     /// list of units.
     async fn register(&mut self) {
         let path = self.options.kubelet.join(KUBELET);
+        let before = self.registered_with.take();
         let Some(kubelet) = Identity::of(&path) else {
-            self.registered_with = None;
             self.registration
                 .note(format!("waiting for kubelet to make {}", path.display()));
             return;
         };
-        if let Some((known, since)) = self.registered_with
-            && known == kubelet
-            && (self.plugin.is_watched() || since.elapsed() < listens())
-        {
-            return;
+        match before {
+            Some((known, _)) if known != kubelet => self.registration = OnChange::default(),
+            Some((_, since)) if self.plugin.is_watched() || since.elapsed() < listens() => {
+                self.registered_with = before;
+                return;
+            }
+            _ => {}
         }
-        if self
-            .registered_with
-            .is_some_and(|(known, _)| known != kubelet)
-        {
-            self.registration = OnChange::default();
-        }
-        match register_at(&path, &self.options.resource).await {
+        let resource = &self.options.resource;
+        let said = match register_at(&path, resource).await {
             Ok(()) => {
                 self.registered_with = Some((kubelet, Instant::now()));
-                self.registration
-                    .note(format!("registered {} with kubelet", self.options.resource));
+                format!("registered {resource} with kubelet")
             }
-            Err(error) => {
-                self.registered_with = None;
-                self.registration.note(format!(
-                    "cannot register {} with kubelet: {error}",
-                    self.options.resource
-                ));
-            }
-        }
+            Err(error) => format!("cannot register {resource} with kubelet: {error}"),
+        };
+        self.registration.note(said);
     }
 
     /// Removes the allocations that no pod uses, and logs the owners of the other allocations.

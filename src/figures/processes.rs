@@ -12,7 +12,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, is_within};
-use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
+use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, Errand, ProcessUsage};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -253,52 +253,52 @@ fn of(
         false => known().map_or_else(|| group.clone(), |known| selection.title(known)),
     };
     let pid = pids.here(&process.identity);
-    let command = commands.command(process, pid);
     let status = pid
         .filter(|_| process.alive)
         .and_then(|pid| proc::status(pid).ok());
     let status = status.unwrap_or_default();
     let uid = user(&status).unwrap_or(process.identity.uid);
-    let user = accounts::user_name(uid);
-    let line = |gpu: Option<(DeviceId, Parts)>| Process {
+    let whole = Process {
         root: seen.group.root().into(),
-        group: group.clone(),
-        title: title.clone(),
+        group,
+        title,
         pid,
         own_pid: process.identity.pid,
         start_time: process.identity.start_time,
         uid,
-        user: user.clone(),
+        user: accounts::user_name(uid),
         place: String::new(),
-        command: command.clone(),
+        command: commands.command(process, pid),
         alive: process.alive,
         state,
         is_confirmed: false,
-        waits: (gpu.as_ref())
-            .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
-        gpu,
+        gpu: None,
+        waits: None,
         share: None,
         started_ms: (pid.filter(|_| process.alive)).and_then(|_| started(&process.identity)),
         charged_ms: None,
         host: proc::kibibytes(&status, "VmRSS"),
     };
     // A process may wait for memory of a GPU that it has not used yet.
-    let waits = waiters.gpus(&seen.group, &process.identity);
-    let mut lines: Vec<Process> = (seen.devices.iter())
-        .filter_map(|entry| {
-            let usage = process.on(entry.index);
-            let is_there = process.devices.contains(&usage) || waits.contains(&entry.id);
-            let charged = seen.charges.get(&(process.slot, entry.index));
-            is_there.then(|| Process {
-                charged_ms: charged.map(|second| second * 1_000),
-                ..line(Some((entry.id, Parts::of(&usage))))
-            })
+    let waits = waiters.of_process(&seen.group, &process.identity);
+    let row = |entry: &DeviceEntry| {
+        let usage = process.on(entry.index);
+        let waits = waits.iter().filter(|one| one.gpu == entry.id);
+        let longest = waits.max_by_key(|one| one.waited());
+        let is_there = process.devices.contains(&usage) || longest.is_some();
+        let charged = seen.charges.get(&(process.slot, entry.index));
+        is_there.then(|| Process {
+            gpu: Some((entry.id, Parts::of(&usage))),
+            waits: longest.map(|one| Waiter::clone(one)),
+            charged_ms: charged.map(|second| second * 1_000),
+            ..whole.clone()
         })
-        .collect();
-    if lines.is_empty() {
-        lines.push(line(None));
+    };
+    let rows: Vec<Process> = seen.devices.iter().filter_map(row).collect();
+    match rows.is_empty() {
+        true => vec![whole],
+        false => rows,
     }
-    lines
 }
 
 /// Returns the user of a process as the caller sees it, by `/proc/PID/status`. The ledger has the

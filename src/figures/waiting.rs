@@ -25,7 +25,7 @@ pub struct Waiter {
     /// The name of the process's group.
     group: String,
     process: (u32, u64, u64),
-    gpu: DeviceId,
+    pub gpu: DeviceId,
     pub bytes: u64,
     waited: Duration,
     /// The name of the full group.
@@ -99,20 +99,11 @@ impl Waiters {
         self.waiters.extend(processes.iter().filter_map(of));
     }
 
-    /// Returns the request of a process in `group` that has waited longest for memory of the GPU.
-    pub fn find(&self, group: &Group, process: &Identity, gpu: DeviceId) -> Option<&Waiter> {
-        let is_its = |waiter: &&Waiter| waiter.gpu == gpu && waiter.process == process.key();
-        self.within(group.root(), group.name())
-            .filter(is_its)
-            .max_by_key(|waiter| waiter.waited)
-    }
-
-    /// Returns the GPUs for whose memory a process in `group` waits.
-    pub fn gpus(&self, group: &Group, process: &Identity) -> BTreeSet<DeviceId> {
-        let its = self
-            .within(group.root(), group.name())
-            .filter(|waiter| waiter.process == process.key());
-        its.map(|waiter| waiter.gpu).collect()
+    /// Returns the requests of a process in `group`.
+    pub fn of_process(&self, group: &Group, process: &Identity) -> Vec<&Waiter> {
+        let all = self.within(group.root(), group.name());
+        all.filter(|waiter| waiter.process == process.key())
+            .collect()
     }
 
     /// Counts the processes in a group and in the groups below it that wait for memory of the GPU.
