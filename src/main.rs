@@ -77,6 +77,7 @@ mod figures {
     pub mod fields;
     pub mod group;
     pub mod kept;
+    pub mod machines;
     pub mod outside;
     pub mod past;
     pub mod place;
@@ -127,6 +128,7 @@ mod machine {
     pub mod preload;
     pub mod program;
     pub mod signals;
+    pub mod ssh;
     pub mod trial;
     pub mod trust;
 }
@@ -142,6 +144,7 @@ mod words {
     pub mod signal;
     pub mod since;
     pub mod text;
+    pub mod written;
 }
 
 use clap::Parser;

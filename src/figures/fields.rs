@@ -33,6 +33,8 @@ pub enum Unit {
     Flag,
     /// A time in UTC.
     Time,
+    /// A machine, where several are shown. JSON has the key only there, and CSV never.
+    Machine,
     /// Bytes, or a word.
     Setting,
     /// A GPU.
@@ -233,14 +235,23 @@ impl Cell {
     }
 }
 
+/// Returns a text, unless it is empty.
+pub fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
 /// Returns a row as JSON.
 pub fn json<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
     row: &Row,
     driver: Option<&Driver>,
 ) -> Value {
-    let pair = |field: &Field<Row>| (field.key.to_owned(), (field.cell)(row).json(driver));
-    keyed(fields).map(pair).collect()
+    let pair = |field: &Field<Row>| {
+        let cell = (field.cell)(row);
+        let is_there = field.unit != Unit::Machine || !cell.is_dull();
+        is_there.then(|| (field.key.to_owned(), cell.json(driver)))
+    };
+    keyed(fields).filter_map(pair).collect()
 }
 
 /// Returns rows as a list in JSON.
@@ -253,6 +264,7 @@ pub fn list<'a, Row: 'a>(fields: &[Field<Row>], rows: impl IntoIterator<Item = &
 pub fn heads<'a, Row: 'a>(fields: impl IntoIterator<Item = &'a Field<Row>>) -> Vec<String> {
     let head = |key| if key == "name" { "group" } else { key };
     keyed(fields)
+        .filter(|field| field.unit != Unit::Machine)
         .map(|field| head(field.key).to_owned())
         .collect()
 }
@@ -262,7 +274,8 @@ pub fn cells<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
     row: &Row,
 ) -> Vec<String> {
-    keyed(fields).map(|field| (field.cell)(row).csv()).collect()
+    let local = keyed(fields).filter(|field| field.unit != Unit::Machine);
+    local.map(|field| (field.cell)(row).csv()).collect()
 }
 
 /// Describes the columns with a key for the page.

@@ -1,6 +1,6 @@
 //! The figures of groups that `show` and `get` print.
 
-use super::fields::{self, Cell, fields, left, path, right};
+use super::fields::{self, Cell, fields, left, path, right, some};
 use super::past::{self, Recent};
 use super::trend::Trend;
 use super::waiting::{Waiter, Waiters};
@@ -8,17 +8,23 @@ pub use crate::groups::sizes::{bytes, of_max, size};
 use crate::groups::sizes::{is_above, rule};
 use crate::groups::{self, Selection, View, above::Above, of_process};
 use crate::machine::nvml::Driver;
-use crate::words::{notes::Notes, text::shown_path};
+use crate::words::{notes::Notes, text::shown_path, written};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
 use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector, Values};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// The limits and the usage of a group.
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Figures {
+    /// The machine, where several are shown; else empty.
+    #[serde(skip)]
+    pub machine: String,
     /// The group's full name.
     pub name: String,
     /// The group's name as it is printed, perhaps with the path of the group's root.
@@ -26,31 +32,42 @@ pub struct Figures {
     /// The path of the root that the group is in.
     pub root: PathBuf,
     /// The group's own settings.
+    #[serde(serialize_with = "written::serialize", deserialize_with = "limits")]
     pub rules: LimitSet,
     /// The live processes in the group. `None`, like all usage figures, if the ledger cannot be
     /// read.
     pub processes: Option<usize>,
     /// The smallest `max` for all GPUs among groups above, with that group's name; `None` if this
     /// group's is not larger.
+    #[serde(skip)]
     pub above_all: Option<(Size, String)>,
     /// The label of the table row for GPUs that are not in `gpus`; `None` if there is no such row.
-    pub others: Option<&'static str>,
+    #[serde(skip)]
+    pub others: Option<Word>,
     /// GPUs that members have used or that have their own limit; all GPUs if another limit applies
     /// to the rest.
     pub gpus: Vec<Gpu>,
     /// The sum of the figures of several GPUs, if [`Figures::add_up`] was called.
+    #[serde(skip)]
     pub sum: Option<Gpu>,
 }
 
+/// One of the words of this program.
+pub type Word = &'static str;
+
 /// A group's limits and usage on one GPU; sizes in bytes.
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Gpu {
     /// The GPU or MIG instance.
+    #[serde(with = "written")]
     pub id: DeviceId,
     /// The GPU's name as it is printed.
+    #[serde(skip)]
     pub label: String,
     /// NVML's index of the GPU.
     pub index: Option<u32>,
     /// The limits for this GPU. A limit for all GPUs applies if this GPU has none of its own.
+    #[serde(skip)]
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
@@ -157,6 +174,7 @@ impl Figures {
         // GPUs that NVML does not list come last, in the order of the ledger.
         ids.sort_by_key(|id| groups::index(*id, driver).unwrap_or(u32::MAX));
         Self {
+            machine: String::new(),
             name: view.group.name().into(),
             title: view.title.clone(),
             root: view.group.root().into(),
@@ -184,7 +202,10 @@ impl Figures {
             let parts = gpus.iter().map(figure);
             parts.reduce(|sum, part| Some(sum?.saturating_add(part?)))?
         };
-        let count = |figure: fn(&Gpu) -> Option<usize>| gpus.iter().map(figure).sum();
+        let count = |figure: fn(&Gpu) -> Option<usize>| {
+            let parts = gpus.iter().map(figure);
+            parts.reduce(|sum, part| Some(sum?.saturating_add(part?)))?
+        };
         let parts = gpus.iter().map(|gpu| gpu.recent.len()).max().unwrap_or(0);
         let at = |part| gpus.iter().filter_map(move |gpu| *gpu.recent.get(part)?);
         let by = (first.effective.clone()).map_or_else(String::new, |(_, group)| group);
@@ -207,7 +228,7 @@ impl Figures {
             recent: (0..parts)
                 .map(|part| at(part).reduce(u64::saturating_add))
                 .collect(),
-            refused_lately: gpus.iter().map(|gpu| gpu.refused_lately).sum(),
+            refused_lately: sum(|gpu| Some(gpu.refused_lately)).unwrap_or(0),
             draining: count(|gpu| gpu.draining),
             waiting: count(|gpu| gpu.waiting),
             longest_wait: (gpus.iter().filter_map(|gpu| gpu.longest_wait.clone()))
@@ -308,6 +329,8 @@ pub fn kind(name: &str) -> &'static str {
 }
 
 fields! { pub FIELDS(it: Figures):
+    /// The machine, where several are shown.
+    "machine": Machine     => some(&it.machine);
     /// The full name of the group.
     "name": Text           => &*it.name;
     /// The group root.
@@ -339,6 +362,12 @@ fields! { pub OPTIONS(it: Options):
         Some(u64::MAX) => Size::Max.to_string().into(),
         bytes => json!(bytes),
     };
+}
+
+/// Reads limits as they were written.
+fn limits<'de, D: Deserializer<'de>>(from: D) -> Result<LimitSet, D::Error> {
+    let text = String::deserialize(from)?;
+    LimitSet::parse(&text).ok_or_else(|| D::Error::custom(text))
 }
 
 fn rule_json((selector, values): &(Selector, Values)) -> Value {
@@ -498,6 +527,8 @@ impl<'a> Row<'a> {
     }
 
     fields! { pub FIELDS<'a>(it: Row<'a>):
+        /// The machine, where several are shown.
+        "machine": Machine, path("MACHINE").sparse().top(1) => some(&it.group.machine);
         "": Text, path("GROUP") => &*it.group.title;
         "": Text, left("GPU") => it.label();
         /// The UUID of the GPU.

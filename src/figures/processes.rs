@@ -1,6 +1,7 @@
 //! The processes in groups that `ps` shows, each with its memory on each GPU.
 
-use super::fields::{self, Cell, fields, left, path, right};
+use super::Word;
+use super::fields::{self, Cell, fields, left, path, right, some};
 use super::shares::Share;
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
@@ -14,6 +15,8 @@ use gpulimit_base::units::gib;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, Errand, ProcessUsage};
 use jiff::Timestamp;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -166,8 +169,11 @@ fn digits(text: &str) -> Option<[u8; 64]> {
 }
 
 /// A process on one GPU, or a process that has not used a GPU yet: a row of `ps`.
-#[derive(Clone)]
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Process {
+    /// The machine, where several are shown; else empty.
+    #[serde(skip)]
+    pub machine: String,
     /// The path of the root that the group is in.
     pub root: PathBuf,
     pub group: String,
@@ -188,9 +194,11 @@ pub struct Process {
     pub alive: bool,
     /// `running`, `suspending`, `suspended`, `frozen` (suspended and stopped), `resuming`,
     /// `abandoned` (a command that suspended or resumed it has died), `lost` or `draining`.
-    pub state: &'static str,
+    #[serde(deserialize_with = "known")]
+    pub state: Word,
     /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
     is_confirmed: bool,
+    #[serde(with = "on")]
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
@@ -205,13 +213,39 @@ pub struct Process {
 }
 
 /// The bytes that a process uses on a GPU: the total, and the part for each purpose.
-#[derive(Clone)]
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Parts {
     pub total: u64,
     /// The bytes for each purpose; `None` if the process has not recorded the purposes.
     pub split: Option<Split>,
     /// The bytes that are on the host while the process is suspended.
     pub suspended: u64,
+}
+
+/// Reads one of the states.
+fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Word, D::Error> {
+    const STATES: &str = "running suspending suspended frozen resuming abandoned lost draining";
+    let text = String::deserialize(from)?;
+    let state = STATES.split(' ').find(|state| *state == text);
+    state.ok_or_else(|| D::Error::custom(text))
+}
+
+/// How a process's GPU is written for other machines.
+mod on {
+    use super::{Deserialize, Deserializer, DeviceId, Parts, Serialize};
+    use serde::Serializer;
+
+    type On = Option<(DeviceId, Parts)>;
+
+    pub fn serialize<S: Serializer>(on: &On, to: S) -> Result<S::Ok, S::Error> {
+        let on = on.as_ref();
+        on.map(|(id, parts)| (id.to_string(), parts)).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<On, D::Error> {
+        let on: Option<(String, Parts)> = Option::deserialize(from)?;
+        Ok(on.and_then(|(id, parts)| Some((id.parse().ok()?, parts))))
+    }
 }
 
 /// Bytes by category.
@@ -259,6 +293,7 @@ fn of(
     let status = status.unwrap_or_default();
     let uid = user(&status).unwrap_or(process.identity.uid);
     let whole = Process {
+        machine: String::new(),
         root: seen.group.root().into(),
         group,
         title,
@@ -357,6 +392,7 @@ impl Process {
     #[cfg(test)]
     pub fn example(group: &str, pid: u32, user: &str, command: &str) -> Self {
         Self {
+            machine: String::new(),
             root: "/run/gpulimit".into(),
             group: group.into(),
             title: group.into(),
@@ -439,6 +475,8 @@ impl Process {
 }
 
 fields! { pub FIELDS(it: Process):
+    /// The machine, where several are shown.
+    "machine": Machine, path("MACHINE").sparse().top(1) => some(&it.machine);
     /// The pid in the caller's pid namespace; null if the process is not visible there.
     "pid": Count, right("PID").top(1) => it.pid;
     /// The pid in the process's own pid namespace.

@@ -5,10 +5,11 @@ use crate::machine::nvml::Driver;
 use crate::words::clock::Moment;
 use gpulimit_base::device::DeviceId;
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The use of a GPU's processors by a process.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Deserialize, Serialize)]
 pub struct Share {
     /// The mean part of the processors, in percent.
     pub percent: u32,

@@ -1,21 +1,27 @@
 //! Everything that `top` and `serve` show, read in one round.
 
-use super::fields::{self, fields};
+use super::fields::{self, fields, some};
 use super::outside::{Finder, Outside};
 use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups;
 use crate::groups::{Seen, View};
 use crate::machine::nvml::{Activity, Driver};
+use crate::words::written;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::upwards;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The memory of a GPU or of a MIG instance, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct GpuMemory {
+    /// The machine, where several are shown; else empty.
+    #[serde(skip)]
+    pub machine: String,
+    #[serde(with = "written")]
     pub id: DeviceId,
     /// NVML's index; `None` if NVML does not list the GPU.
     pub index: Option<u32>,
@@ -99,6 +105,7 @@ impl GpuMemory {
     /// Returns a GPU that NVML does not list.
     fn unlisted(id: DeviceId, total: Option<u64>) -> Self {
         Self {
+            machine: String::new(),
             id,
             index: None,
             name: String::new(),
@@ -143,6 +150,8 @@ impl GpuMemory {
 }
 
 fields! { pub FIELDS(it: GpuMemory):
+    /// The machine, where several are shown.
+    "machine": Machine => some(&it.machine);
     "uuid": Text => it.id.to_string();
     /// NVML's index.
     "index": Count => it.index;
@@ -178,10 +187,6 @@ fields! { pub FIELDS(it: GpuMemory):
     "clock": Count => it.activity.clock;
     /// The clock of the memory in MHz.
     "memory_clock": Count => it.activity.memory_clock;
-}
-
-fn some(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups

@@ -16,6 +16,7 @@ use super::fields::{self, fields};
 use crate::words::clock::coarse;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub struct Series {
 }
 
 /// A floor that rises.
-#[derive(Copy, Clone, Debug, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Trend {
     /// For how long the floor has risen.
     pub time: Duration,
@@ -49,6 +50,7 @@ pub struct Trend {
     pub rate: f64,
     /// The process that makes the floor rise, and its own floor's trend; `None` if it is not one
     /// process, or if this is unknown.
+    #[serde(skip)]
     pub process: Option<Grower>,
 }
 

@@ -32,18 +32,19 @@ impl Use {
     /// Adds up the rows of each user, for each GPU or for all together. The result is sorted by
     /// user and GPU.
     pub fn of(rows: &[Process], by_gpu: bool, driver: Option<&Driver>) -> Vec<Self> {
-        let mut uses: BTreeMap<(u32, Option<DeviceId>), Self> = BTreeMap::new();
-        // A process has a row for each of its GPUs.
+        let mut uses: BTreeMap<(&str, u32, Option<DeviceId>), Self> = BTreeMap::new();
+        // A process has a row for each of its GPUs. Machines can number users differently.
         let mut counted = BTreeSet::new();
         for row in rows {
             let gpu = row.gpu.as_ref().map(|(id, _)| *id).filter(|_| by_gpu);
-            let sum = uses.entry((row.uid, gpu)).or_insert_with(|| Self {
+            let user = (&row.user, row.uid, gpu);
+            let sum = uses.entry(user).or_insert_with(|| Self {
                 uid: row.uid,
                 user: row.user.clone(),
                 gpu,
                 ..Self::default()
             });
-            let is_new = counted.insert((gpu, row.pid, row.own_pid, row.start_time));
+            let is_new = counted.insert((&row.root, gpu, row.pid, row.own_pid, row.start_time));
             sum.processes += usize::from(row.alive && is_new);
             if let Some((_, parts)) = &row.gpu {
                 let add = |sum: Option<u64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes));

@@ -6,12 +6,13 @@
 use super::fields::{self, fields};
 use crate::groups::{self, View, of_process};
 use crate::machine::nvml::Driver;
-use crate::words::clock;
+use crate::words::{clock, written};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Root, is_within, upwards};
 use gpulimit_ledger::{DeviceEntry, Ledger, ProcessUsage};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,12 +20,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A request that waits for memory of a GPU.
-#[derive(Clone)]
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Waiter {
     root: PathBuf,
     /// The name of the process's group.
     group: String,
     process: (u32, u64, u64),
+    #[serde(with = "written")]
     pub gpu: DeviceId,
     pub bytes: u64,
     waited: Duration,

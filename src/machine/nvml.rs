@@ -12,6 +12,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo, ProcessUtilizationSample};
 use nvml_wrapper::{Device, Nvml};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -37,7 +38,7 @@ pub struct Gpu {
 }
 
 /// How busy and how hot a GPU is. A figure that NVML does not tell is `None`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct Activity {
     /// The part of the last moments in which a kernel ran, in percent.
     pub busy: Option<u32>,

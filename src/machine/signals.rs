@@ -16,7 +16,7 @@ use rustix::process::{
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -156,6 +156,14 @@ fn die_with(parent: Pid) -> io::Result<()> {
         kill_process(getpid(), Signal::KILL)?;
     }
     Ok(())
+}
+
+/// Starts the command as a child process, which the kernel kills when this thread ends.
+pub fn start_bound(command: &mut Command) -> io::Result<Child> {
+    let own = getpid();
+    // SAFETY: the closure makes only system calls that are allowed between fork and exec.
+    unsafe { command.pre_exec(move || die_with(own)) };
+    command.spawn()
 }
 
 /// Runs the command as a child process until the command ends. If this process is killed, the

@@ -19,6 +19,11 @@ fn schema() -> String {
         ("processes", "process"),
     ]);
     top.push(("time", of_type(Unit::Time)));
+    let machines = "Why each machine of `--machines` does not answer; null if it does.";
+    top.push((
+        "machines",
+        json!({ "type": "object", "description": machines }),
+    ));
     let objects: [(&str, Object); 25] = [
         ("show", answer(&[("gpus", "gpu"), ("groups", "group")])),
         ("ps", listed("processes", "process")),
@@ -82,6 +87,7 @@ fn object<Row>(fields: &[Field<Row>]) -> Object {
 fn of_type(unit: Unit) -> Value {
     let reference = |name: &str| json!({ "$ref": format!("#/$defs/{name}") });
     match unit {
+        Unit::Machine => json!({ "type": "string" }),
         Unit::Text => json!({ "type": ["string", "null"] }),
         Unit::Time => json!({ "type": ["string", "null"], "format": "date-time" }),
         Unit::Count => json!({ "type": ["integer", "null"] }),

@@ -15,6 +15,7 @@ mod sample;
 mod tables;
 mod view;
 
+use crate::figures::machines::{self, Machines};
 use crate::groups::{self, Purpose, Selection, gpu};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Reader as Pipe};
@@ -41,7 +42,11 @@ use view::{Act, Seen, View};
 #[command(after_help = HELP)]
 pub struct Args {
     /// Show only this group and the groups below it
+    #[arg(conflicts_with = "machines")]
     group: Option<String>,
+
+    #[command(flatten)]
+    machines: machines::Args,
 
     /// Seconds between two rounds, at least 0.1
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
@@ -65,13 +70,14 @@ pub struct Args {
     idle: bool,
 
     /// Show only processes of this user, by name or number, and their groups
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", conflicts_with = "machines")]
     user: Option<String>,
 
     /// Hide the groups below this group; without a name, below all groups. Repeat for more
     #[arg(
         long,
         value_name = "GROUP",
+        conflicts_with = "machines",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = ""
@@ -79,7 +85,7 @@ pub struct Args {
     fold: Vec<String>,
 
     /// Show only this GPU: index, UUID, start of the UUID, PCI bus id. Repeat for more
-    #[arg(long = "device", value_name = "GPU")]
+    #[arg(long = "device", value_name = "GPU", conflicts_with = "machines")]
     devices: Vec<String>,
 
     /// Take away the keys that change limits and send signals
@@ -97,6 +103,10 @@ pub struct Args {
     /// Print each round as JSON, an object on each line; with --once only one
     #[arg(long, conflicts_with = "batch")]
     json: bool,
+
+    /// Print rounds for `--machines` of another machine
+    #[arg(long, hide = true, conflicts_with_all = ["batch", "json", "machines"])]
+    rounds: bool,
 }
 
 const HELP: &str = "\
@@ -111,6 +121,7 @@ Examples:
   gpulimit top
   gpulimit top lab --readonly --interval 5
   gpulimit top --once --sort usage
+  gpulimit top --machines lab1,lab2,localhost
   gpulimit top --json | jq '.gpus[] | [.index, .used]'";
 
 /// The width of plain text that goes to no terminal.
@@ -132,7 +143,7 @@ fn seconds(text: &str) -> Result<Duration, &'static str> {
 /// Shows the rounds.
 pub fn top(args: &Args) -> Result<ExitCode, Failure> {
     let view = view(args)?;
-    if terminal::takes_screen() && !args.once && !args.batch && !args.json {
+    if terminal::takes_screen() && !args.once && !args.batch && !args.json && !args.rounds {
         return Program::new(args, view)?.run();
     }
     print(args, &view)
@@ -178,15 +189,17 @@ fn view(args: &Args) -> Result<View, Failure> {
     Ok(View {
         choice,
         interval: args.interval,
-        readonly: args.readonly,
+        readonly: args.readonly || !args.machines.machines.is_empty(),
         ..View::default()
     })
 }
 
 /// Prints rounds to standard output: as JSON, or as plain text.
 fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
-    let mut source = Source::new(args.group.clone());
-    let is_last = !(args.batch || args.json && !args.once);
+    let mut machines = Machines::start(&args.machines, args.interval);
+    machines.iter_mut().for_each(Machines::wait);
+    let mut source = Source::new(args.group.clone(), machines);
+    let is_last = !(args.batch || (args.json || args.rounds) && !args.once);
     let (zone, look) = (TimeZone::system(), Look::of_terminal());
     let plain = |round: &Round| {
         let scene = Scene {
@@ -214,6 +227,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             Err(_) => ExitCode::FAILURE,
         };
         let text = match read {
+            read if args.rounds => Round::written(&read)?,
             Err(failure) if is_last => return Err(failure),
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
             Ok(round) if args.json => {
@@ -270,7 +284,8 @@ impl Program {
         let (sender, events) = mpsc::channel();
         let (news, input, signals) = (sender.clone(), sender.clone(), sender.clone());
         let tell = move |round| news.send(Event::Round(Box::new(round))).is_ok();
-        let reader = Reader::start(args.group.clone(), args.interval, tell)?;
+        let machines = Machines::start(&args.machines, args.interval);
+        let reader = Reader::start(args.group.clone(), machines, args.interval, tell)?;
         screen::watch_signals(move |signal| _ = signals.send(Event::Signal(signal)))?;
         let screen = Screen::open()?;
         screen::watch_input(move |event| _ = input.send(Event::Input(event)))?;

@@ -12,6 +12,7 @@ mod help;
 mod history;
 mod job;
 mod kill;
+mod machines;
 mod mine;
 mod names;
 mod opened;

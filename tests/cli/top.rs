@@ -1,6 +1,7 @@
 //! `gpulimit top`: rounds as text and JSON, and the screen on a terminal of the test's own.
 
 use crate::history::{SECONDS, write_growth};
+use crate::machines::ssh;
 use crate::place::{
     GIB, GPU, Nothing, OTHER, Place, Running, compiled, may_unshare, on, set_environment, text,
     wait_until, words,
@@ -669,6 +670,29 @@ fn thousands_of_members_are_shown() {
     terminal.write("q");
     terminal.wrote(CLOSES);
     drop(slots);
+}
+
+#[test]
+fn machines_are_shown_and_not_changed() {
+    let place = place();
+    let own = place.gpulimit(&[]).get_program().display().to_string();
+    let run = format!("shift; exec {own} \"$@\"");
+    let escapes = "echo '\u{1b}[2J\u{7}: no\u{1b}]0;x\u{7}' >&2; exit 255";
+    let machines = [("lab1", run), ("bad", escapes.to_owned())];
+    let path = ssh::path(&place, &machines);
+    let script = "bash -c 'echo pid=$$; exec $TOP --machines lab1,gone,bad'; echo end=.";
+    let mut terminal = Terminal::start(&place, &[("PATH", &path)], script);
+    terminal.shows("lab1    lab");
+    terminal.shows("gone: not reached: Connection refused");
+    terminal.shows("bad: not reached: ");
+    terminal.write("\u{1b}[Bs");
+    terminal.shows("nor with --machines");
+    terminal.write("\r");
+    terminal.shows("history: on lab1");
+    signal(&terminal.said("pid"), "TERM");
+    terminal.said("end");
+    wait_until("no command is left", || ssh::count(&place).1 == 0);
+    assert!(!terminal.seen().contains("\u{1b}]0;x"));
 }
 
 #[test]

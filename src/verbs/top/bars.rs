@@ -14,8 +14,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Widget;
 use unicode_width::UnicodeWidthStr;
 
-/// The least columns of a bar with its figures.
+/// The least columns of a bar with its figures, and of one with a percentage only.
 const LEAST: u16 = 38;
+const SMALL: u16 = 19;
 /// From this many columns on, there is also how busy a GPU is.
 const MIDDLE: u16 = 60;
 /// From this many columns on, there are also figures of the memory that is free.
@@ -35,9 +36,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans bars of this many GPUs for a screen of this many columns and at most `lines` lines.
+    /// Plans bars of this many GPUs for a screen of so many columns, in `lines` lines if possible.
     pub fn new(gpus: usize, width: u16, lines: usize) -> Self {
-        let most = usize::from(width / LEAST).max(1);
+        let most = usize::from(width / SMALL).max(1);
         let columns = (1..most).find(|columns| gpus.div_ceil(*columns) <= lines);
         let columns = columns.unwrap_or(most);
         let bars = gpus.div_ceil(columns);
@@ -46,7 +47,8 @@ impl Plan {
         Self {
             columns,
             explained,
-            lines: needed.min(lines).try_into().unwrap_or(u16::MAX),
+            // More bars than lines take a larger part of the screen: all GPUs are shown.
+            lines: needed.min(2 * lines).try_into().unwrap_or(u16::MAX),
         }
     }
 
@@ -57,12 +59,18 @@ impl Plan {
             let busy = busy(gpu).filter(|_| each > MIDDLE);
             let others = (each > WIDE && !self.explained).then(|| activity(gpu));
             let parts = busy.into_iter().chain(others.into_iter().flatten());
-            figures(gpu, each > WIDE)
+            figures(gpu, each)
                 + &parts
                     .map(|part| "  ".to_owned() + &part)
                     .collect::<String>()
         };
-        let name = |gpu: &&GpuMemory| short_label(gpu.index, gpu.id);
+        let name = |gpu: &&GpuMemory| {
+            let label = short_label(gpu.index, gpu.id);
+            match gpu.machine.is_empty() {
+                true => label,
+                false => format!("{}:{label}", cut(&gpu.machine, usize::from(each / 3), 3)),
+            }
+        };
         let label = gpus.iter().map(|gpu| name(gpu).width()).max();
         let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
         let [label, figures] = [label, figures].map(|width| width.unwrap_or(1) as u16);
@@ -125,14 +133,17 @@ fn bar(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Returns the figures to the right of a bar: `45.2/79.2 GiB  57%`.
-fn figures(gpu: &GpuMemory, is_wide: bool) -> String {
+/// Returns the figures to the right of a bar of this many columns: `45.2/79.2 GiB  57%`, or `57%`.
+fn figures(gpu: &GpuMemory, columns: u16) -> String {
     let Some(total) = gpu.total else {
         return format!("{} in groups", gib(gpu.grouped));
     };
     let used = gpu.used.unwrap_or(gpu.grouped);
     let share = percent(used, total).map_or_else(String::new, |share| format!(" {share:>3}%"));
-    let free = gpu.free().filter(|_| is_wide);
+    if columns < LEAST {
+        return share;
+    }
+    let free = gpu.free().filter(|_| columns > WIDE);
     let free = free.map_or_else(String::new, |free| format!("  free {}", gib(free)));
     format!(
         "{}/{}{share}{free}",

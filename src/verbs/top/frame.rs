@@ -96,20 +96,26 @@ pub fn gpus<'a>(scene: &Scene<'a>) -> Vec<&'a GpuMemory> {
 fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     let (round, view) = (scene.round, scene.view);
     let (gpus, rows) = (gpus(scene), Rows::of(round, &view.choice));
-    let plan = Plan::new(gpus.len(), area.width, usize::from(area.height - 3) / 4);
-    let problem = u16::from(!round.problem.is_empty());
+    // The GPUs of several machines have a larger part of the screen.
+    let part = if round.machines.is_empty() { 4 } else { 3 };
+    let most = usize::from(area.height - 3) / part;
+    let lost = round.problem.lines().count().min(most);
+    let plan = Plan::new(gpus.len(), area.width, most - lost.min(most - 1));
+    let lost = lost as u16;
     // The first line and the heads of both tables take a line each.
-    let room = usize::from((area.height - 3).saturating_sub(plan.lines + problem));
+    let room = usize::from((area.height - 3).saturating_sub(plan.lines + lost));
     let lengths = [rows.groups.len(), rows.processes.len()];
     let first = lengths[0].max(1);
     let first = first.min(room.saturating_sub(lengths[1].max(1)).max(room.div_ceil(2)));
     let rooms = [first, room - first];
     let [of_groups, of_processes] = rooms.map(|room| room as u16 + 1);
-    let heights = [1, plan.lines, problem, of_groups, of_processes];
+    let heights = [1, plan.lines, lost, of_groups, of_processes];
     let [head, bars, why, groups, processes] = Layout::vertical(heights).areas(area);
     let tops = round.tops();
     plan.draw(&gpus, &tops, bars, buffer);
-    tables::line(Line::styled(&round.problem, ALARM), why, buffer);
+    for (text, row) in round.problem.lines().zip(why.rows()) {
+        tables::line(Line::styled(text, ALARM), row, buffer);
+    }
     let selected = view.position(&rows);
     let of_groups = selected.filter(|at| *at < lengths[0]);
     let of_processes = selected.and_then(|at| at.checked_sub(lengths[0]));

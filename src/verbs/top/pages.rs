@@ -149,6 +149,9 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
                 let curve = curve::of(past, scene.zone, width, scene.look.unicode);
                 lines.extend(curve.into_iter().map(Line::from));
             }
+            (None, _) if !group.machine.is_empty() => {
+                lines.push(format!("history: on {}", group.machine).into());
+            }
             (None, None) => lines.push("reading the history".into()),
             (None, Some(_)) => {
                 lines.push(
@@ -215,7 +218,7 @@ fn settings(figures: &Figures) -> String {
 /// Returns the known figures of a group on one GPU as a line.
 pub fn figures(row: &Row<'_>) -> String {
     // The title has the group and the GPU, and the settings have the options.
-    const ELSEWHERE: [&str; 3] = ["GROUP", "GPU", "OPTIONS"];
+    const ELSEWHERE: [&str; 4] = ["MACHINE", "GROUP", "GPU", "OPTIONS"];
     let texts = Row::FIELDS.iter().filter_map(|field| {
         let column = field.column.filter(|it| !ELSEWHERE.contains(&it.head))?;
         let cell = (field.cell)(row);

@@ -25,7 +25,7 @@ pub fn lines(scene: &Scene<'_>, width: u16) -> Vec<String> {
     text.draw(plan.lines, |area, buffer| {
         plan.draw(&gpus, &tops, area, buffer)
     });
-    text.line(&scene.round.problem);
+    (scene.round.problem.lines()).for_each(|problem| text.line(problem));
     match rows.groups.is_empty() {
         true => text.line(&frame::without_groups(scene, &rows)),
         false => text.table(&tables::groups(&rows, &gpus, &tops)),

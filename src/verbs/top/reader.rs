@@ -3,6 +3,7 @@
 use super::round::{Name, Round, Wanted};
 use crate::figures::event::Line;
 use crate::figures::event::watch::{Scope, Watch};
+use crate::figures::machines::Machines;
 use crate::figures::outside::Finder;
 use crate::figures::past::{self, Past, Recent};
 use crate::figures::place;
@@ -43,7 +44,8 @@ impl Known {
 
     /// Returns the container or the job of a live process.
     pub fn place(&mut self, process: &Process) -> Option<String> {
-        let pid = process.pid.filter(|_| process.alive)?;
+        let is_here = process.alive && process.machine.is_empty();
+        let pid = process.pid.filter(|_| is_here)?;
         if self.places.len() > Self::PLACES {
             self.places.clear();
         }
@@ -56,6 +58,8 @@ impl Known {
 /// Reads rounds one after the other, and keeps what need not be read anew.
 pub struct Source {
     group: Option<String>,
+    /// The machines to show, if they are not this one.
+    machines: Option<Machines>,
     driver: Option<(Driver, Instant)>,
     known: Known,
     trends: Kept,
@@ -65,9 +69,10 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(group: Option<String>) -> Self {
+    pub fn new(group: Option<String>, machines: Option<Machines>) -> Self {
         Self {
             group,
+            machines,
             driver: None,
             known: Known::default(),
             trends: Kept::default(),
@@ -90,6 +95,9 @@ impl Source {
 
     /// Reads the groups, and the past usage of the group that is wanted.
     pub fn read(&mut self, wanted: Option<&Wanted>) -> Result<Round, Failure> {
+        if let Some(machines) = &mut self.machines {
+            return Ok(Round::told(machines.read(), wanted));
+        }
         self.driver();
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
@@ -118,6 +126,7 @@ impl Source {
             groups: read.groups,
             problem: String::new(),
             notes,
+            machines: Vec::new(),
             pasts: wanted.map(|wanted| (wanted.clone(), found, refusals(wanted, driver))),
         };
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
@@ -195,6 +204,7 @@ impl Reader {
     /// Starts the thread, which passes each round to `tell` until `tell` returns false.
     pub fn start(
         group: Option<String>,
+        machines: Option<Machines>,
         interval: Duration,
         tell: impl Fn(Round) -> bool + Send + 'static,
     ) -> Result<Self, Failure> {
@@ -205,7 +215,10 @@ impl Reader {
         let (asks, asked) = mpsc::channel();
         let began = Arc::new(Mutex::new(None));
         let clock = Arc::clone(&began);
-        let work = move || run(&mut Source::new(group), interval, &asked, &clock, tell);
+        let work = move || {
+            let mut source = Source::new(group, machines);
+            run(&mut source, interval, &asked, &clock, tell);
+        };
         screen::spawn("reader", work)?;
         Ok(Self { asks, began })
     }

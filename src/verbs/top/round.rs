@@ -1,6 +1,7 @@
 //! What a round of `top` shows. Texts of other users are escaped.
 
 use super::look::FILLS;
+use crate::figures::machines::{Asked, Told};
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::{Figures, past::Past, tree::Node};
@@ -32,6 +33,8 @@ pub struct Round {
     pub problem: String,
     /// What could not be read, for standard error.
     pub notes: Notes,
+    /// The machines that were asked; none if the round is of this machine.
+    pub machines: Asked,
     /// The past usage of the group that is wanted, and its last refusals.
     pub pasts: Option<(Wanted, Vec<Past>, Vec<String>)>,
 }
@@ -103,6 +106,34 @@ impl Who {
 }
 
 impl Round {
+    /// Returns what machines said last. A machine that does not answer has a line, and no rows.
+    pub fn told((machines, told): (Asked, Told), wanted: Option<&Wanted>) -> Self {
+        let named = machines.iter();
+        let lost = named.filter_map(|(name, why)| Some(format!("{name}: {}", why.as_ref()?)));
+        let lost: Vec<String> = lost.map(|text| Escaped(&text).to_string()).collect();
+        Self {
+            time: Timestamp::now(),
+            gpus: told.gpus,
+            groups: told.groups,
+            processes: told.processes,
+            notes: Notes {
+                is_failure: !lost.is_empty(),
+                ..Notes::default()
+            },
+            problem: lost.join("\n"),
+            machines,
+            pasts: wanted.map(|wanted| (wanted.clone(), Vec::new(), Vec::new())),
+            ..Self::default()
+        }
+    }
+
+    /// Writes a round, or why it could not be read, for the option `--machines` of others.
+    pub fn written<'a>(round: &'a Result<Self, Failure>) -> Result<String, Failure> {
+        let parts = |it: &'a Self| (&it.gpus, &it.groups, &it.processes);
+        let said = round.as_ref().map(parts).map_err(Failure::to_string);
+        serde_json::to_string(&said).map_err(|error| Failure::new(format_args!("{error}")))
+    }
+
     /// Escapes the texts of other users.
     pub fn escape(&mut self) {
         let escape = |text: &mut String| *text = Escaped(text).to_string();
@@ -126,14 +157,18 @@ impl Round {
         let processes = self.processes.iter();
         let processes = processes.filter(|it| it.gpu.as_ref().is_none_or(|(id, _)| shows(*id)));
         let gpus = self.gpus.iter().filter(|gpu| shows(gpu.id));
-        json!({
+        let mut round = json!({
             "schema": SCHEMA,
             "root": self.root,
             "time": Moment::from(self.time).to_string(),
             "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
             "groups": self.groups.iter().map(Figures::json).collect::<Vec<_>>(),
             "processes": processes.map(|it| it.json(driver)).collect::<Vec<_>>(),
-        })
+        });
+        if !self.machines.is_empty() {
+            round["machines"] = self.machines.iter().cloned().collect();
+        }
+        round
     }
 
     /// Returns the round after a failure, which shows only its message.

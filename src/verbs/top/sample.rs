@@ -42,6 +42,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
     let grouped: u64 = parts.iter().map(|(_, usage)| usage * GIB).sum();
     let used = grouped + outside * GIB;
     GpuMemory {
+        machine: String::new(),
         id: id(index),
         index: Some(index.into()),
         name: "NVIDIA H100 80GB HBM3".into(),
@@ -110,6 +111,7 @@ pub fn group(full: &str, mut gpus: Vec<Gpu>) -> Figures {
     let mut rules = LimitSet::default();
     rules.set(Selector::All, Key::Max, Size::Bytes(20 * GIB));
     let mut group = Figures {
+        machine: String::new(),
         name: full.into(),
         title: full.into(),
         root: "/run/gpulimit".into(),

@@ -209,9 +209,13 @@ pub fn groups<'a>(
     gpus: &'a [&'a GpuMemory],
     tops: &'a Tops<'a>,
 ) -> Table<'a, &'a GroupRow<'a>> {
-    let heads = gpus.iter().map(|gpu| last_digit(gpu.index));
-    let cells = gpus.len();
+    let machines = gpus.chunk_by(|one, other| one.machine == other.machine);
+    let most = machines.max_by_key(|gpus| gpus.len()).unwrap_or_default();
+    let heads = most.iter().map(|gpu| last_digit(gpu.index));
+    let cells = most.len();
+    let (machine, figures) = Row::FIELDS.split_at(1);
     Table::new(rows.groups.iter().collect())
+        .declared(machine, |it| &it.row)
         .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| {
             Span::styled(&*it.name, tops.fill(it.top).1)
         })
@@ -219,9 +223,14 @@ pub fn groups<'a>(
             (&heads.collect::<String>(), Look::Left),
             [cells; 3],
             3,
-            |it, _| Line::from_iter(gpus.iter().map(|gpu| cell(it.row.group, gpu))),
+            |it, _| {
+                let its = gpus
+                    .iter()
+                    .filter(|gpu| gpu.machine == it.row.group.machine);
+                Line::from_iter(its.map(|gpu| cell(it.row.group, gpu)))
+            },
         )
-        .declared(Row::FIELDS, |it| &it.row)
+        .declared(figures, |it| &it.row)
         .column(("%", Look::Right), [3; 3], 4, |it, _| {
             let percent = fullest(&it.row);
             let style = if percent >= Some(NEARLY) {

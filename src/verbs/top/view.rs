@@ -184,7 +184,9 @@ impl View {
             KeyCode::Char('K') | KeyCode::F(9) if !self.readonly => return self.ask_signal(round),
             KeyCode::Char('S') if !self.readonly => return self.ask_move(round),
             KeyCode::Char('s' | 'K' | 'S') | KeyCode::F(9) => {
-                self.message = "--readonly: limits and processes cannot be changed".into();
+                self.message =
+                    "--readonly: limits and processes cannot be changed; nor with --machines"
+                        .into();
             }
             KeyCode::Esc if self.selected.take().is_none() => {
                 choice.filter.clear();

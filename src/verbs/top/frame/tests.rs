@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use super::*;
+use crate::figures::machines::Told;
+use crate::groups::sizes::rule;
 use crate::verbs::top::plain;
 use crate::verbs::top::round::{Round, Wanted};
 use crate::verbs::top::rows::Item;
-use crate::verbs::top::sample::{self, drawn, id, item, lines, name, scene, view};
+use crate::verbs::top::sample::{self, drawn, id, item, lines, name, scene, usage, view};
 use ratatui::crossterm::event::KeyCode;
 use ratatui::style::{Color, Modifier};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use unicode_width::UnicodeWidthStr;
@@ -49,6 +52,159 @@ fn screens_of_several_sizes() {
     let ascii = lines(&buffer);
     assert!(ascii.iter().all(|line| line.is_ascii()), "{ascii:#?}");
     same("80x24-ascii.txt", &ascii);
+}
+
+/// Returns what a machine with this round says.
+fn said(round: Round) -> Value {
+    let text = Round::written(&Ok(round)).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Returns what machines show of which each says this. The last one does not answer.
+fn told(rounds: &[(&str, &Value)]) -> Round {
+    let mut told = Told::default();
+    for (machine, round) in rounds {
+        let answer = Told::read(machine, round.to_string().as_bytes());
+        if let Some(Ok(one)) = answer {
+            told.add(one);
+        }
+    }
+    let answers = rounds.iter().map(|(machine, _)| (*machine, None));
+    let lost = ("lab3", Some("not reached: Connection refused".to_owned()));
+    let asked = answers
+        .chain([lost])
+        .map(|(name, why)| (name.to_owned(), why));
+    let mut round = Round::told((asked.collect(), told), None);
+    round.time = sample::round().time;
+    round.escape();
+    round
+}
+
+#[test]
+fn several_machines_are_one_list() {
+    let rounds = [sample::round(), sample::crowded()].map(said);
+    let [small, large] = &rounds;
+    let round = told(&[("lab1", small), ("alice@lab2", large)]);
+    let view = view();
+    for (size, file) in [
+        ((80, 24), "80x24-machines.txt"),
+        ((120, 40), "120x40-machines.txt"),
+    ] {
+        let (buffer, _) = drawn(&scene(&round, &view), size, true, false);
+        same(file, &lines(&buffer));
+    }
+    // Each GPU has a bar, however many there are.
+    let many: Vec<_> = (1..=5).map(|at| format!("m{at}")).collect();
+    let many: Vec<_> = many.iter().map(|name| (&**name, large)).collect();
+    let round = told(&many);
+    let shown = drawn(&scene(&round, &view), (80, 24), true, false);
+    let shown = lines(&shown.0).join("\n");
+    for (machine, _) in many {
+        let is_shown = |gpu| shown.contains(&format!("{machine}:{gpu} ["));
+        assert!((0..8).all(is_shown), "{shown}");
+    }
+}
+
+#[test]
+fn a_machine_looks_the_same_from_afar() {
+    /// Takes out what only rounds of several machines have.
+    fn plain(value: &mut Value) {
+        match value {
+            Value::Array(list) => list.iter_mut().for_each(plain),
+            Value::Object(keys) => {
+                keys.retain(|key, _| !["machine", "machines", "time"].contains(&&**key));
+                if let Some(Value::String(root)) = keys.get_mut("root") {
+                    *root = root.replace("lab1:", "");
+                }
+                keys.values_mut().for_each(plain);
+            }
+            _ => {}
+        }
+    }
+    let mut round = sample::round();
+    let options = &mut round.groups[1].rules.options;
+    options.wait_timeout = Duration::from_secs(7);
+    options.count_context = false;
+    options.suspended_max = Some(u64::MAX);
+    for group in &mut round.groups {
+        let gpus = group.gpus.iter_mut();
+        gpus.for_each(|gpu| gpu.rule = rule(&group.rules, gpu.id));
+    }
+    let mut here = round.json(None, |_| true);
+    let told = told(&[("lab1", &said(round))]);
+    // These figures are not in JSON.
+    assert_eq!(told.groups[3].gpus[0].recent, usage(0, 21, None).recent);
+    assert!(told.groups[3].gpus[0].longest_wait.is_some());
+    assert_eq!(
+        told.groups[0].sum.as_ref().unwrap().usage,
+        Some(42 * sample::GIB)
+    );
+    let mut there = told.json(None, |_| true);
+    let machines = json!({ "lab1": null, "lab3": "not reached: Connection refused" });
+    assert_eq!(there["machines"], machines);
+    for (list, at) in [("gpus", 0), ("groups", 0), ("processes", 1)] {
+        assert_eq!(there[list][at]["machine"], "lab1");
+    }
+    [&mut here, &mut there].into_iter().for_each(plain);
+    assert_eq!(there, here);
+}
+
+#[test]
+fn odd_words_of_a_machine_are_left_out() {
+    let id = id(0).to_string();
+    let odd = json!([
+        null,
+        7,
+        -1,
+        1e300,
+        u64::MAX,
+        "\u{1b}[2J",
+        "../lab",
+        [],
+        [{}],
+        true,
+        id
+    ]);
+    let odd = odd.as_array().unwrap();
+    // Each figure of a proper round becomes each of these values.
+    let mut round = sample::round();
+    round.gpus.truncate(1);
+    round.groups.drain(1..3);
+    round.groups.truncate(2);
+    round.processes.drain(..3);
+    let whole = said(round);
+    let mut paths = Vec::new();
+    fn walk(value: &Value, path: String, paths: &mut Vec<String>) {
+        match value {
+            Value::Array(list) => {
+                let each = list.iter().enumerate().take(3);
+                each.for_each(|(at, it)| walk(it, format!("{path}/{at}"), paths));
+            }
+            Value::Object(keys) => {
+                let each = keys.iter();
+                each.for_each(|(key, it)| walk(it, format!("{path}/{key}"), paths));
+            }
+            _ => {}
+        }
+        paths.push(path);
+    }
+    walk(&whole, String::new(), &mut paths);
+    let view = view();
+    let mut read = 0;
+    for path in &paths {
+        for value in odd {
+            let mut changed = whole.clone();
+            *changed.pointer_mut(path).unwrap() = value.clone();
+            let round = told(&[("lab1", &changed), ("lab2", &changed)]);
+            read += round.groups.len();
+            round.json(None, |_| true);
+            assert!(round.groups.iter().all(|group| group.name != "../lab"));
+            let shown = plain::lines(&scene(&round, &view), 200).concat();
+            let is_odd = |c: char| c.is_control() || c == '\u{202e}';
+            assert!(!shown.contains(is_odd), "{path} {value}: {shown:?}");
+        }
+    }
+    assert!(read > paths.len());
 }
 
 #[test]

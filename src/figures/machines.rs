@@ -1,0 +1,154 @@
+//! What other machines show: the rounds that their `gpulimit top --rounds` prints.
+//!
+//! These rounds have the figures of this program's own types, and not only those of `top --json`:
+//! so a machine looks the same from afar. They are not trusted: groups have proper names, and texts
+//! are escaped before they are shown.
+
+use super::Figures;
+use super::processes::Process;
+use super::snapshot::GpuMemory;
+use crate::groups::{short_label, sizes};
+use crate::machine::ssh;
+use gpulimit_group::check_name;
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+/// The option `--machines`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Show these machines, over ssh, and this one only if `localhost` is named: lab1,alice@lab2
+    #[arg(long, value_name = "MACHINE", value_delimiter = ',', value_parser = ssh::check)]
+    pub machines: Vec<String>,
+}
+
+/// What a machine said last, or why it does not answer.
+type Answer = Result<Told, String>;
+
+/// The machines, in the order given. A thread for each asks it again and again.
+pub struct Machines {
+    known: Vec<(String, Option<Answer>)>,
+    news: Receiver<(usize, Answer)>,
+}
+
+/// The machines that were asked, each with why it does not answer.
+pub type Asked = Vec<(String, Option<String>)>;
+
+/// What machines show.
+#[derive(Clone, Default, Deserialize)]
+pub struct Told {
+    pub gpus: Vec<GpuMemory>,
+    pub groups: Vec<Figures>,
+    pub processes: Vec<Process>,
+}
+
+impl Machines {
+    /// Starts the threads. Each machine reads its groups at this interval.
+    pub fn start(args: &Args, interval: Duration) -> Option<Self> {
+        let (tell, news) = mpsc::channel();
+        for (at, name) in args.machines.iter().cloned().enumerate() {
+            let tell = tell.clone();
+            let work = move || follow(&name, interval, &|answer| tell.send((at, answer)).is_ok());
+            // A machine without a thread is one that is not reached.
+            let _ = thread::Builder::new().name("machine".into()).spawn(work);
+        }
+        let known: Vec<_> = args
+            .machines
+            .iter()
+            .cloned()
+            .map(|name| (name, None))
+            .collect();
+        (!known.is_empty()).then_some(Self { known, news })
+    }
+
+    /// Waits until each machine has answered, or has not in time.
+    pub fn wait(&mut self) {
+        while self.known.iter().any(|(_, answer)| answer.is_none())
+            && let Ok((at, answer)) = self.news.recv()
+        {
+            self.known[at].1 = Some(answer);
+        }
+    }
+
+    /// Returns what the machines said last.
+    pub fn read(&mut self) -> (Asked, Told) {
+        for (at, answer) in self.news.try_iter() {
+            self.known[at].1 = Some(answer);
+        }
+        let mut all = Told::default();
+        let asked = self.known.iter().map(|(name, answer)| {
+            let error = match answer {
+                Some(Ok(told)) => {
+                    all.add(told.clone());
+                    None
+                }
+                Some(Err(why)) => Some(why.clone()),
+                None => Some("not reached yet".into()),
+            };
+            (name.clone(), error)
+        });
+        (asked.collect(), all)
+    }
+}
+
+/// Asks a machine until nobody listens. The pause after a failure grows.
+fn follow(machine: &str, interval: Duration, tell: &dyn Fn(Answer) -> bool) {
+    const LONGEST: u64 = 30;
+    let mut pause = 1;
+    loop {
+        let why = ssh::lines(machine, interval, |line| {
+            let answer = Told::read(machine, line);
+            let is_round = answer.is_some();
+            if let Some(answer) = answer {
+                pause = 1;
+                tell(answer);
+            }
+            is_round
+        });
+        if !tell(Err(why)) {
+            return;
+        }
+        thread::sleep(Duration::from_secs(pause));
+        pause = (2 * pause).min(LONGEST);
+    }
+}
+
+impl Told {
+    /// Reads a round of a machine, or why the machine could not read it. `None` for another text.
+    pub fn read(machine: &str, line: &[u8]) -> Option<Answer> {
+        let read: Answer = serde_json::from_slice(line).ok()?;
+        Some(read.map(|mut told| {
+            let root = |root: &mut PathBuf| *root = format!("{machine}:{}", root.display()).into();
+            told.gpus
+                .iter_mut()
+                .for_each(|gpu| gpu.machine = machine.into());
+            told.groups.retain(|group| check_name(&group.name).is_ok());
+            for group in &mut told.groups {
+                group.machine = machine.into();
+                root(&mut group.root);
+                group.others = group.gpus.is_empty().then_some("all");
+                for gpu in &mut group.gpus {
+                    gpu.label = short_label(gpu.index, gpu.id);
+                    gpu.rule = sizes::rule(&group.rules, gpu.id);
+                }
+                group.add_up();
+            }
+            told.processes
+                .retain(|process| check_name(&process.group).is_ok());
+            for process in &mut told.processes {
+                process.machine = machine.into();
+                root(&mut process.root);
+            }
+            told
+        }))
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.gpus.extend(other.gpus);
+        self.groups.extend(other.groups);
+        self.processes.extend(other.processes);
+    }
+}
