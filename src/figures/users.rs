@@ -37,7 +37,7 @@ impl Use {
         let mut counted = BTreeSet::new();
         for row in rows {
             let gpu = row.gpu.as_ref().map(|(id, _)| *id).filter(|_| by_gpu);
-            let user = (&row.user, row.uid, gpu);
+            let user = (row.user.as_str(), row.uid, gpu);
             let sum = uses.entry(user).or_insert_with(|| Self {
                 uid: row.uid,
                 user: row.user.clone(),
