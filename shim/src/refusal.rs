@@ -136,8 +136,8 @@ impl Told<'_> {
                 gib(self.context)
             ),
             Cause::Standstill => f.write_str(
-                ". All its programs wait for each other's memory: let fewer run at once, or give each \
-                 a limit of its own",
+                ". All its programs wait for each other's memory: let fewer run at once, or give \
+                 each a limit of its own",
             ),
             _ if refusal.room > 0 => {
                 f.write_str(". A job with a limit of its own begins when its whole limit is free")

@@ -59,13 +59,13 @@ pub struct Args {
 const HELP: &str = "\
 All figures count from the time when the group was made: GIB-HOURS are memory
 times time, PEAK is the highest charge, REFUSED counts refused requests, and
-WAITED is the time for which requests waited. A group's figures include those of
-the groups below it, so do not add them up. Only named groups keep these
+WAITED is the time for which requests waited. A group's figures include those
+of the groups below it, so do not add them up. Only named groups keep these
 figures, and jobs of `gpulimit run` that are in no group, the last 16 for a day
-after they ENDED. Those of a user are GIB-HOURS alone, with a sum over all groups at the
-end of the table. OF LIMIT is the part of the present limit that was used, over
-time. \"1.0 (up to 3.0)\" is the use of killed processes whose death was found
-later: up to 1.0 they surely lived.
+after they ENDED. Those of a user are GIB-HOURS alone, with a sum over all
+groups at the end of the table. OF LIMIT is the part of the present limit that
+was used, over time. \"1.0 (up to 3.0)\" is the use of killed processes whose
+death was found later: up to 1.0 they surely lived.
 
 With --since, a group that was made after TIME has all figures, from then on. An
 older one has PEAK (the highest usage), REFUSED and WAITED for up to a week,

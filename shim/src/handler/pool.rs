@@ -78,7 +78,9 @@ pub fn alloc_at_once<C: FnOnce() -> Status>(
 }
 
 /// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
-/// Uncharges the rest after the call. Ends the call that [`alloc_at_once`] has made.
+/// Uncharges the rest after the call.
+///
+/// Ends the call that [`alloc_at_once`] has made.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
