@@ -278,9 +278,10 @@ pub fn cells<'a, Row: 'a>(
     local.map(|field| (field.cell)(row).csv()).collect()
 }
 
-/// Describes the columns with a key for the page.
+/// Describes the columns with a key for the page, which puts the machine before names.
 pub fn columns<Row>(fields: &[Field<Row>]) -> Value {
     let mut shown: Vec<_> = keyed(fields)
+        .filter(|field| field.unit != Unit::Machine)
         .filter_map(|field| Some((field.column?, field)))
         .collect();
     shown.sort_by_key(|(column, _)| column.last);

@@ -12,7 +12,7 @@ use crate::machine::ssh;
 use gpulimit_group::check_name;
 use serde::Deserialize;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -30,9 +30,11 @@ type Answer = Result<Told, String>;
 
 /// The machines, in the order given. A thread for each asks it again and again.
 pub struct Machines {
-    known: Vec<(String, Option<Answer>)>,
-    news: Receiver<(usize, Answer)>,
+    known: Arc<(Mutex<Known>, Condvar)>,
 }
+
+/// The last answer of each machine: older ones are gone, also if nobody reads for long.
+type Known = Vec<(String, Option<Answer>)>;
 
 /// The machines that were asked, each with why it does not answer.
 pub type Asked = Vec<(String, Option<String>)>;
@@ -48,38 +50,37 @@ pub struct Told {
 impl Machines {
     /// Starts the threads. Each machine reads its groups at this interval.
     pub fn start(args: &Args, interval: Duration) -> Option<Self> {
-        let (tell, news) = mpsc::channel();
-        for (at, name) in args.machines.iter().cloned().enumerate() {
-            let tell = tell.clone();
-            let work = move || follow(&name, interval, &|answer| tell.send((at, answer)).is_ok());
+        let names = args.machines.iter().cloned();
+        let known: Known = names.clone().map(|name| (name, None)).collect();
+        let known = Arc::new((Mutex::new(known), Condvar::new()));
+        for (at, name) in names.enumerate() {
+            let weak = Arc::downgrade(&known);
+            let tell = move |answer| {
+                let known = weak.upgrade();
+                known.is_some_and(|known| {
+                    lock(&known.0)[at].1 = Some(answer);
+                    known.1.notify_all();
+                    true
+                })
+            };
+            let work = move || follow(&name, interval, &tell);
             // A machine without a thread is one that is not reached.
             let _ = thread::Builder::new().name("machine".into()).spawn(work);
         }
-        let known: Vec<_> = args
-            .machines
-            .iter()
-            .cloned()
-            .map(|name| (name, None))
-            .collect();
-        (!known.is_empty()).then_some(Self { known, news })
+        (!args.machines.is_empty()).then_some(Self { known })
     }
 
     /// Waits until each machine has answered, or has not in time.
     pub fn wait(&mut self) {
-        while self.known.iter().any(|(_, answer)| answer.is_none())
-            && let Ok((at, answer)) = self.news.recv()
-        {
-            self.known[at].1 = Some(answer);
-        }
+        let is_open = |known: &mut Known| known.iter().any(|(_, answer)| answer.is_none());
+        drop(self.known.1.wait_while(lock(&self.known.0), is_open));
     }
 
     /// Returns what the machines said last.
     pub fn read(&mut self) -> (Asked, Told) {
-        for (at, answer) in self.news.try_iter() {
-            self.known[at].1 = Some(answer);
-        }
         let mut all = Told::default();
-        let asked = self.known.iter().map(|(name, answer)| {
+        let known = lock(&self.known.0);
+        let asked = known.iter().map(|(name, answer)| {
             let error = match answer {
                 Some(Ok(told)) => {
                     all.add(told.clone());
@@ -92,6 +93,10 @@ impl Machines {
         });
         (asked.collect(), all)
     }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Asks a machine until nobody listens. The pause after a failure grows.

@@ -21,11 +21,13 @@ mod tests;
 mod token;
 mod worker;
 
+use crate::figures::machines::{self, Machines};
 use crate::words::failure::Failure;
 use access::{Access, Scope};
 use listen::Address;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Options of `serve`.
 #[derive(clap::Args)]
@@ -48,7 +50,7 @@ pub struct Args {
     unprotected_port: bool,
 
     /// Show everybody the totals of GPUs and groups, without users, processes and commands
-    #[arg(long, conflicts_with_all = ["token_file", "processes"])]
+    #[arg(long, conflicts_with_all = ["token_file", "processes", "machines"])]
     public: bool,
 
     /// Accept this host name in requests, for a reverse proxy that passes it on. Repeat for more
@@ -58,7 +60,13 @@ pub struct Args {
     /// Add metrics for each process
     #[arg(long)]
     processes: bool,
+
+    #[command(flatten)]
+    machines: machines::Args,
 }
+
+/// How often other machines read their groups, also while nobody looks.
+const EVERY: Duration = Duration::from_secs(2);
 
 const HELP: &str = "\
 Serves a page at /, metrics for Prometheus at /metrics, and JSON below /api/v1/.
@@ -69,6 +77,10 @@ connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
 opens /?token=TOKEN once. The port of a token must be one that other users
 cannot take when the server ends: from systemd (gpulimit-serve.socket), or below
 1024.
+
+With --machines, the page and /api/v1/state show what `top --machines` shows.
+Metrics, history and events stay those of this machine: let Prometheus scrape
+each machine itself.
 
 The server does not listen beyond this machine. Put a reverse proxy in front of
 it, or forward its port: `ssh -L 13900:127.0.0.1:13900 HOST`.
@@ -117,6 +129,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
         public: args.public,
         processes: args.processes,
     };
-    connections::run(listener, &name, access, scope)?;
+    let machines = Machines::start(&args.machines, EVERY);
+    connections::run(listener, &name, access, scope, machines)?;
     Ok(ExitCode::SUCCESS)
 }

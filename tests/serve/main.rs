@@ -6,6 +6,7 @@ mod api;
 mod client;
 mod events;
 mod limits;
+mod machines;
 mod metrics;
 mod odd;
 mod rig;

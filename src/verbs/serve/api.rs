@@ -6,8 +6,9 @@ use super::reading::Public;
 use super::worker::Sources;
 use crate::figures::event::{Line, watch::Watch};
 use crate::figures::past::{self, Past};
-use crate::figures::{Figures, snapshot::GpuMemory};
+use crate::figures::{Figures, processes::Process, snapshot::GpuMemory};
 use crate::groups::{SCHEMA, Selection, View, budget::SCRAPE, gpu};
+use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::clock::{self, Moment};
 use gpulimit_base::device::DeviceId;
@@ -15,7 +16,7 @@ use gpulimit_group::Root;
 use gpulimit_limits::Selector;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::Duration;
@@ -23,30 +24,56 @@ use std::time::Duration;
 /// Reads the present state. Returns it with a tag that changes only with the state: two states that
 /// differ in their time alone have the same one.
 pub fn state(sources: &mut Sources) -> Result<(String, HeaderValue), Refusal> {
-    let reading = sources.reading_with_processes()?;
-    let scope = sources.scope;
-    let (driver, _) = sources.parts();
-    // A public reading has no processes.
-    let processes = reading.processes().iter();
-    let figures = reading.groups.iter().map(|group| &group.figures);
-    let state = json!({
+    let mut state = json!({
         "schema": SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "time": null,
-        "public": scope.public,
-        "gpus": reading.gpus.iter().map(GpuMemory::json).collect::<Vec<_>>(),
-        "groups": figures.map(Figures::json).collect::<Vec<_>>(),
-        "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
+        "public": sources.scope.public,
     });
+    let time = match &mut sources.machines {
+        Some(machines) => {
+            let (asked, told) = machines.read();
+            fill(&mut state, &told.gpus, &told.groups, &told.processes, None);
+            state["machines"] = asked.into_iter().collect();
+            clock::now().timestamp()
+        }
+        None => {
+            let reading = sources.reading_with_processes()?;
+            let groups = reading.groups.iter().map(|group| &group.figures);
+            // A public reading has no processes.
+            let processes = reading.processes();
+            fill(
+                &mut state,
+                &reading.gpus,
+                groups,
+                processes,
+                sources.parts().0,
+            );
+            reading.time
+        }
+    };
     let text = state.to_string();
     let mut hasher = DefaultHasher::new();
     hasher.write(text.as_bytes());
-    let time = format!("\"time\":\"{}\"", Moment::from(reading.time));
+    let time = format!("\"time\":\"{}\"", Moment::from(time));
     // Two states of a tag may differ in their time: the tag is a weak one.
     let tag = HeaderValue::try_from(format!("W/\"{:016x}\"", hasher.finish()));
     let tag = tag.map_err(|error| Refusal::unavailable(error.to_string()))?;
     // No text of others precedes the time.
     Ok((text.replacen("\"time\":null", &time, 1), tag))
+}
+
+fn fill<'a>(
+    state: &mut Value,
+    gpus: &[GpuMemory],
+    groups: impl IntoIterator<Item = &'a Figures>,
+    processes: &[Process],
+    driver: Option<&Driver>,
+) {
+    let processes = processes.iter();
+    state["gpus"] = gpus.iter().map(GpuMemory::json).collect();
+    state["groups"] = groups.into_iter().map(Figures::json).collect();
+    state["processes"] = processes.map(|process| process.json(driver)).collect();
 }
 
 /// The most periods in one answer, which are about 20 MB of JSON.

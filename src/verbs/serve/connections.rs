@@ -6,6 +6,7 @@ use super::peer::Peer;
 use super::places::{Lost, Place, Places};
 use super::routes::Site;
 use super::worker::Worker;
+use crate::figures::machines::Machines;
 use crate::shown::output;
 use crate::words::failure::Failure;
 use gpulimit_base::patience;
@@ -48,14 +49,20 @@ fn check_descriptors() -> Result<(), Failure> {
 }
 
 /// Serves until SIGTERM or SIGINT.
-pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Result<(), Failure> {
+pub fn run(
+    listener: Listener,
+    name: &str,
+    access: Access,
+    scope: Scope,
+    machines: Option<Machines>,
+) -> Result<(), Failure> {
     check_descriptors()?;
     let failed = |error: io::Error| Failure::new(format_args!("cannot serve: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed)?;
-    let worker = Worker::start(scope)?;
+    let worker = Worker::start(scope, machines)?;
     let served = runtime.block_on(async {
         let (mut term, mut int) = (
             signal(SignalKind::terminate())?,

@@ -66,7 +66,7 @@ fn measure(scrapes: usize) {
             hosts: Vec::new(),
         },
         scope,
-        worker: Worker::start(scope).expect("started"),
+        worker: Worker::start(scope, None).expect("started"),
     });
     let places = Arc::new(Places::new(4));
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -3,6 +3,7 @@
 use super::access::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
+use crate::figures::machines::Machines;
 use crate::machine::nvml::Driver;
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::Root;
@@ -38,9 +39,9 @@ const FAILED: &str = "reading the groups has failed; the log of the server says 
 
 impl Worker {
     /// Starts the worker.
-    pub fn start(scope: Scope) -> Result<Self, Failure> {
+    pub fn start(scope: Scope, machines: Option<Machines>) -> Result<Self, Failure> {
         let (sender, jobs) = sync_channel(QUEUE);
-        let work = move || work(&mut Sources::new(scope), &jobs);
+        let work = move || work(&mut Sources::new(scope, machines), &jobs);
         let thread = thread::Builder::new().name("reader".into()).spawn(work);
         thread.map_err(|error| Failure::new(format_args!("cannot start a thread: {error}")))?;
         Ok(Self(sender))
@@ -100,6 +101,8 @@ fn note_gpus(driver: &Driver) {
 /// What answers are made of.
 pub struct Sources {
     pub scope: Scope,
+    /// The machines whose state is shown, if it is not that of this one.
+    pub machines: Option<Machines>,
     memory: Memory,
     driver: Option<Driver>,
     driver_since: Instant,
@@ -109,9 +112,10 @@ pub struct Sources {
 }
 
 impl Sources {
-    fn new(scope: Scope) -> Self {
+    fn new(scope: Scope, machines: Option<Machines>) -> Self {
         Self {
             scope,
+            machines,
             memory: Memory::default(),
             driver: Driver::load().ok().inspect(note_gpus),
             driver_since: Instant::now(),
@@ -202,7 +206,7 @@ mod tests {
             processes: false,
         };
         let runtime = Builder::new_current_thread().enable_time().build();
-        let worker = Worker::start(scope).expect("started");
+        let worker = Worker::start(scope, None).expect("started");
         (worker, runtime.expect("a runtime"))
     }
 

@@ -40,7 +40,7 @@ function choose(group) {
 
 function keepGroup(group) {
   keep("group", group?.name);
-  keep("root", shown?.hasRoots ? group?.root : null);
+  keep("root", shown?.hasRoots || group?.machine ? group?.root : null);
 }
 
 /** Chooses the group that the address names, once the groups are known. */

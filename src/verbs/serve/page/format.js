@@ -132,8 +132,9 @@ export function foreign(text) {
 /** Returns the short name of a GPU: its index, or the start of its UUID where NVML is missing. */
 export function gpuName(gpu) {
   if (gpu?.uuid == null) return UNKNOWN;
-  if (gpu.index != null) return String(gpu.index);
-  return `${foreign(gpu.uuid)
-    .replace(/^(GPU|MIG)-/, "")
+  const machine = gpu.machine ? `${foreign(gpu.machine)}:` : "";
+  if (gpu.index != null) return `${machine}${gpu.index}`;
+  return `${machine}${foreign(gpu.uuid)
+    .replace(/^(.*:)?(GPU|MIG)-/, "")
     .slice(0, 4)}…`;
 }

@@ -159,4 +159,13 @@ export function showGpus(state) {
     (card, gpu) => updateCard(card, gpu, state),
   );
   byId("no-gpus").hidden = state.gpus.length > 0;
+  byId("machines").hidden = state.machines.length === 0;
+  document.body.classList.toggle("machines", state.machines.length > 0);
+  keyed(
+    byId("lost-machines"),
+    state.machines.filter(([, why]) => why != null),
+    ([name]) => name,
+    () => el("li", { class: "failed", dir: "auto" }),
+    (row, [name, why]) => say(row, `${foreign(name)}: ${foreign(why)}`),
+  );
 }

@@ -39,7 +39,7 @@ export function conditions(group, gpu, state) {
 
 /** Returns a group's name as it is shown. */
 export function groupName(group) {
-  return foreign(group.name);
+  return foreign(group.machine ? `${group.machine}: ${group.name}` : group.name);
 }
 
 export class Groups {

@@ -4,6 +4,7 @@ import { PROCESSES, USERS } from "./columns.js";
 import { attribute, byId, el, keepInput, label, say } from "./dom.js";
 import { UNKNOWN, count, exact, foreign, gpuName, many, size, span } from "./format.js";
 import { Grid, declared } from "./grid.js";
+import { groupName } from "./groups.js";
 import { processKey, processRow } from "./state.js";
 
 const PARTS = ["allocations", "pools", "managed", "driver"];
@@ -43,7 +44,7 @@ export class Processes {
       columns: declared(USERS.filter(({ key }) => key !== "gpu"), {
         user: { fill: choose },
       }),
-      key: ({ uid }) => uid,
+      key: ({ key }) => key,
       onSort: () => this.show(this.state),
       empty: "No user has a process in a group.",
     });
@@ -78,10 +79,12 @@ function usersOf(processes) {
   const users = new Map();
   for (const process of processes) {
     const { uid, user, state: said, total, suspended, waits_for: waits } = process;
-    if (!users.has(uid)) {
-      users.set(uid, { uid, user, seen: new Set(), total: 0, suspended: 0, waiting: 0 });
+    // Machines can number users differently.
+    const key = process.machine ? user : uid;
+    if (!users.has(key)) {
+      users.set(key, { key, uid, user, seen: new Set(), total: 0, suspended: 0, waiting: 0 });
     }
-    const sum = users.get(uid);
+    const sum = users.get(key);
     if (said !== "draining") sum.seen.add(processKey(process));
     sum.processes = sum.seen.size;
     sum.total += total ?? 0;
@@ -106,6 +109,14 @@ function state({ waits_for: waits, state: said, suspended }) {
 
 /** What the page shows in its own way. */
 const OWN = {
+  group: {
+    fill: (cell, { machine, group: name }) => {
+      const full = groupName({ machine, name });
+      cell.name ??= cell.appendChild(el("bdi", {}));
+      say(cell.name, full);
+      attribute(cell, "title", full);
+    },
+  },
   pid: { text: ({ pid }) => (pid == null ? UNKNOWN : String(pid)), hint: pidHint },
   gpu: {
     sort: ({ gpu }) => gpu?.index,

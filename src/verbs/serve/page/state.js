@@ -17,12 +17,14 @@ export class State {
     this.said = said;
     this.time = new Date(said.time);
     this.isPublic = Boolean(said.public);
+    this.machines = Object.entries(said.machines ?? {});
+    if (said.machines) nameMachines(said);
     this.gpus = said.gpus;
     this.processes = said.processes;
     this.groups = tree(said.groups);
     this.byKey = new Map(this.groups.map((group) => [group.key, group]));
     const roots = new Set(this.groups.map((group) => group.root));
-    this.hasRoots = roots.size > 1;
+    this.hasRoots = roots.size > Math.max(1, this.machines.length);
     this.users = usersOfGroups(this.processes);
   }
 
@@ -57,9 +59,22 @@ export class State {
   }
 }
 
+/** Puts the machine before the UUIDs of its GPUs. Processes have no index of a GPU elsewhere. */
+function nameMachines(said) {
+  const rename = (gpu) => (gpu.uuid = `${gpu.machine}:${gpu.uuid}`);
+  said.gpus.forEach(rename);
+  for (const group of said.groups) group.gpus.forEach(rename);
+  const gpus = new Map(said.gpus.map((gpu) => [gpu.uuid, gpu]));
+  for (const process of said.processes) {
+    const { machine, gpu } = process;
+    if (gpu) process.gpu = gpus.get(rename({ ...gpu, machine })) ?? { ...gpu, machine };
+  }
+}
+
 /** Identifies a process. A process of another pid namespace has no pid here. */
 export function processKey(process) {
-  return `${process.group}\u0000${process.pid}\u0000${process.own_pid}\u0000${process.uid}`;
+  const place = `${process.machine}\u0000${process.group}`;
+  return `${place}\u0000${process.pid}\u0000${process.own_pid}\u0000${process.uid}`;
 }
 
 /** Identifies a row of processes. */

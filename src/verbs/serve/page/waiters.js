@@ -35,7 +35,9 @@ function reasons(process, state) {
   });
   if (holders.length > HOLDERS) named.push(`${count(holders.length - HOLDERS)} more`);
   const held = named.length > 0 ? `held: ${named.join(", ")}` : "";
-  const full = state.groups.find((one) => one.name === waits.group);
+  const full = state.groups.find(
+    (one) => one.name === waits.group && one.machine === process.machine,
+  );
   const { on_limit: rule, wait_timeout_ms: limit } = full?.options ?? {};
   const left = rule === "wait" ? `gives up in ${span(limit - waits.waited_ms)}` : "";
   return [held, left];
@@ -50,7 +52,7 @@ function entry(process, all, state) {
   const pid = process.pid == null ? "" : `pid ${process.pid} `;
   return {
     key: processRow(process),
-    group: foreign(process.group),
+    group: groupName({ machine: process.machine, name: process.group }),
     text: `waits ${span(waited)} for ${size(bytes)} of GPU ${gpuName(process.gpu)}`,
     title: exact(bytes),
     full: group == null || group === process.group ? "" : `${foreign(group)} is full`,
