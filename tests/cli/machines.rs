@@ -7,6 +7,7 @@ use crate::place::{GIB, GPU, Nothing, Place, Running, on, text, wait_until};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
+use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -166,7 +167,8 @@ fn a_machine_is_tried_again_and_its_old_figures_are_not_shown() {
     let own = env!("CARGO_BIN_EXE_gpulimit");
     let dies = format!(
         "shift; [ -e $own/up ] || {{ touch $own/up; exit 1; }}; \
-         GPULIMIT_ROOT=$own/root exec {own} top --rounds --once"
+         GPULIMIT_ROOT=$own/root {own} top --rounds --once; \
+         until [ -e $own/end ]; do sleep 0.1; done; exit 1"
     );
     let lab = Lab::new(&[("dies", &dies)]);
     let is_there = |round: &Value| {
@@ -176,9 +178,13 @@ fn a_machine_is_tried_again_and_its_old_figures_are_not_shown() {
         assert_eq!(count, if error.is_null() { 2 } else { 1 }, "{round}");
         error.is_null()
     };
-    lab.rounds("lab1,dies", is_there);
+    let was_there = Cell::new(false);
     lab.rounds("lab1,dies", |round| {
-        !is_there(round) && round["machines"]["dies"] != "not reached yet"
+        let is_there = is_there(round);
+        if is_there && !was_there.replace(true) {
+            std::fs::write(lab.one.at("end"), "").expect("written");
+        }
+        was_there.get() && !is_there
     });
     lab.all_end();
 }
