@@ -263,8 +263,7 @@ pub fn list<'a, Row: 'a>(fields: &[Field<Row>], rows: impl IntoIterator<Item = &
 /// Returns the heads of CSV: the keys, but `group` for the name of a group.
 pub fn heads<'a, Row: 'a>(fields: impl IntoIterator<Item = &'a Field<Row>>) -> Vec<String> {
     let head = |key| if key == "name" { "group" } else { key };
-    keyed(fields)
-        .filter(|field| field.unit != Unit::Machine)
+    of_one_machine(fields)
         .map(|field| head(field.key).to_owned())
         .collect()
 }
@@ -274,14 +273,13 @@ pub fn cells<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
     row: &Row,
 ) -> Vec<String> {
-    let local = keyed(fields).filter(|field| field.unit != Unit::Machine);
-    local.map(|field| (field.cell)(row).csv()).collect()
+    let cell = |field: &Field<Row>| (field.cell)(row).csv();
+    of_one_machine(fields).map(cell).collect()
 }
 
 /// Describes the columns with a key for the page, which puts the machine before names.
 pub fn columns<Row>(fields: &[Field<Row>]) -> Value {
-    let mut shown: Vec<_> = keyed(fields)
-        .filter(|field| field.unit != Unit::Machine)
+    let mut shown: Vec<_> = of_one_machine(fields)
         .filter_map(|field| Some((field.column?, field)))
         .collect();
     shown.sort_by_key(|(column, _)| column.last);
@@ -303,6 +301,13 @@ fn keyed<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
 ) -> impl Iterator<Item = &'a Field<Row>> {
     fields.into_iter().filter(|field| !field.key.is_empty())
+}
+
+/// Returns the fields that are not only in tables, and that one machine has.
+fn of_one_machine<'a, Row: 'a>(
+    fields: impl IntoIterator<Item = &'a Field<Row>>,
+) -> impl Iterator<Item = &'a Field<Row>> {
+    keyed(fields).filter(|field| field.unit != Unit::Machine)
 }
 
 /// Returns the heads of the columns that are left out on a narrow terminal, in their order.

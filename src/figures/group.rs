@@ -424,7 +424,7 @@ impl Gpu {
             let taken = above.taken(view.group.name(), &inner, id, capacity.unwrap_or(0))?;
             Some(left_of(*max, taken))
         });
-        let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
+        let in_use = usage.map(|usage| usage.in_use());
         let uncovered = entry.and_then(|entry| view.uncovered(entry, driver));
         let free = left.chain(own_left).min();
         Self {

@@ -260,7 +260,7 @@ pub fn allocations(split: &Split) -> u64 {
 
 impl Parts {
     fn of(usage: &DeviceUsage) -> Self {
-        let total = usage.charged.saturating_sub(usage.idle);
+        let total = usage.in_use();
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
         let split = said.then_some(usage.by);
         Self {

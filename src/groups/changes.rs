@@ -314,8 +314,7 @@ fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let line = |device: &DeviceEntry| {
         let max = view.rules.for_device(device.id, Key::Max)?;
         let max = max.resolve(device.capacity);
-        let usage = ledger.usage(device.index);
-        let usage = usage.charged.saturating_sub(usage.idle);
+        let usage = ledger.usage(device.index).in_use();
         (usage > max).then(|| {
             format!(
                 "applied; usage {usage} of GPU {gpu} is {more} above the new max {max}: growth is \

@@ -553,11 +553,8 @@ impl<'a> MemberDevice<'a> {
 
     /// Returns whether a group uses more of the device than its limit.
     pub fn is_above(&self) -> bool {
-        self.levels().any(|at| {
-            let usage = at.ledger.usage(at.index);
-            let used = usage.charged.saturating_sub(usage.idle);
-            used.saturating_add(at.beyond()) > at.max()
-        })
+        self.levels()
+            .any(|at| at.in_use().saturating_add(at.beyond()) > at.max())
     }
 
     /// Returns whether members held more than their charges when this process last looked.
@@ -828,8 +825,7 @@ impl<'a> At<'a> {
 
     /// Returns the bytes that the group has charged and uses.
     pub(super) fn in_use(&self) -> u64 {
-        let usage = self.ledger.usage(self.index);
-        usage.charged.saturating_sub(usage.idle)
+        self.ledger.usage(self.index).in_use()
     }
 
     /// Returns the living members of the group.

@@ -38,6 +38,13 @@ pub struct Usage {
     pub suspended: u64,
 }
 
+impl Usage {
+    /// Returns the bytes that are charged and in use.
+    pub fn in_use(&self) -> u64 {
+        self.charged.saturating_sub(self.idle)
+    }
+}
+
 /// The figures of one process in a group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ProcessUsage {

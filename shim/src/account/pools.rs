@@ -310,8 +310,8 @@ impl Pool {
 
     /// Ends such a call, which has got `range`. Returns false if it has to be settled.
     #[inline(always)]
-    pub fn end_at_once(&self, range: Range<DevicePtr>) -> bool {
-        self.ticket.end(&range, UNSEEN)
+    pub fn end_at_once(&self, range: &Range<DevicePtr>) -> bool {
+        self.ticket.end(range, UNSEEN)
     }
 
     /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false
@@ -402,8 +402,8 @@ impl Pool {
     /// Returns true if the whole headroom is charged. Otherwise the caller charges or undoes the
     /// growth under a [`promise::Growth`].
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
-        let ends = |range: Range<DevicePtr>| bytes == STEP && self.end_at_once(range);
-        range.clone().is_some_and(ends) || self.settle_locked(book, bytes, range)
+        let ends = |range| bytes == STEP && self.end_at_once(range);
+        range.as_ref().is_some_and(ends) || self.settle_locked(book, bytes, range)
     }
 
     #[inline(never)]

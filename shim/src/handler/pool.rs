@@ -65,7 +65,7 @@ pub fn alloc_at_once<C: FnOnce() -> Status>(
     process.pools.touch();
     if status == SUCCESS
         && let Some(start) = dptr.read()
-        && pool.end_at_once(start..start.saturating_add(bytes))
+        && pool.end_at_once(&(start..start.saturating_add(bytes)))
     {
         return Ok(status);
     }
@@ -79,8 +79,6 @@ pub fn alloc_at_once<C: FnOnce() -> Status>(
 
 /// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
 /// Uncharges the rest after the call.
-///
-/// Ends the call that [`alloc_at_once`] has made.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -90,25 +88,11 @@ pub fn alloc(
     stream: Stream,
 ) -> Status {
     let real = || real(dptr, bytesize, stream);
-    if let Some(Made {
-        device,
-        pool,
-        mark,
-        status,
-    }) = made
-    {
-        let bytes = bytesize as u64;
-        let allocation = Allocation {
-            call,
-            device,
-            pool,
-            bytes,
-            dptr,
-            stream,
-            mark,
-        };
-        let promise = Promise::new(pool, &device.book, growth(bytes));
-        return allocation.answer(allocation.end(promise, status), &real);
+    if let Some(made) = made {
+        // `alloc_at_once` has made the call, and could not end it.
+        let place = (made.device, made.pool);
+        let allocation = Allocation::new(call, place, bytesize, dptr, stream, made.mark);
+        return allocation.answer(allocation.end(allocation.promise(), made.status), &real);
     }
     match current_pool(call, stream) {
         Ok(Some((device, pool))) => allocate(call, device, pool, bytesize, dptr, stream, real),
@@ -309,15 +293,8 @@ fn allocate(
     if !may_hold {
         return device.note_answer(call.symbol, bytes, real.call());
     }
-    let allocation = Allocation {
-        call,
-        device,
-        pool,
-        bytes,
-        dptr,
-        stream,
-        mark: call.process.mark(),
-    };
+    let place = (device, pool);
+    let allocation = Allocation::new(call, place, bytesize, dptr, stream, call.process.mark());
     if !pool.prepay(&device.book, growth(bytes)) {
         return allocation.insist(None, &real);
     }
@@ -339,11 +316,37 @@ struct Allocation {
 }
 
 impl Allocation {
+    #[inline]
+    fn new(
+        call: Call,
+        (device, pool): (&'static Device, &'static Pool),
+        bytesize: usize,
+        dptr: Out<DevicePtr>,
+        stream: Stream,
+        mark: u64,
+    ) -> Self {
+        Allocation {
+            call,
+            device,
+            pool,
+            bytes: bytesize as u64,
+            dptr,
+            stream,
+            mark,
+        }
+    }
+
+    /// Returns the guard for the call, whose possible growth is paid.
+    #[inline]
+    fn promise(&self) -> Promise<'static> {
+        Promise::new(self.pool, &self.device.book, growth(self.bytes))
+    }
+
     /// Runs `real` after the pool's possible growth was paid. Returns whether all memory of the
     /// pool is then paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
-        let promise = Promise::new(self.pool, &self.device.book, growth(self.bytes));
+        let promise = self.promise();
         fault::point("pool");
         self.end(promise, real.call())
     }

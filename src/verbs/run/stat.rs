@@ -95,8 +95,7 @@ impl Stat {
     /// Returns the highest usage of a GPU since the command began, where it was higher before, as
     /// the group's history says. The first period there may have begun before the command.
     fn peak(&self, ledger: &Ledger, at: DeviceIndex, usage: &Usage) -> String {
-        let now = usage.charged.saturating_sub(usage.idle);
-        let window = Window::new(self.since, second(Timestamp::now()), now);
+        let window = Window::new(self.since, second(Timestamp::now()), usage.in_use());
         let spans = window.spans(|resolution| ledger.history(at, resolution));
         let highest: Vec<_> = spans.iter().map(Span::highest).collect();
         let most = highest.iter().max().copied().flatten();
