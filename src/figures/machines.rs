@@ -1,4 +1,4 @@
-//! What other machines show: the rounds that their `gpulimit top --rounds` prints.
+//! The figures of other machines: each runs `gpulimit top --rounds`, which prints them.
 //!
 //! These rounds have the figures of this program's own types, and not only those of `top --json`:
 //! so a machine looks the same from afar. They are not trusted: groups have proper names, and texts
@@ -25,7 +25,7 @@ pub struct Args {
     pub machines: Vec<String>,
 }
 
-/// What a machine said last, or why it does not answer.
+/// The last figures of a machine, or the reason why it does not answer.
 type Answer = Result<Told, String>;
 
 /// The machines, in the order given. A thread for each asks it again and again.
@@ -39,7 +39,7 @@ type Known = Vec<(String, Option<Answer>)>;
 /// The machines that were asked, each with why it does not answer.
 pub type Asked = Vec<(String, Option<String>)>;
 
-/// What machines show.
+/// The figures of one or several machines.
 #[derive(Clone, Default, Deserialize)]
 pub struct Told {
     pub gpus: Vec<GpuMemory>,

@@ -26,7 +26,8 @@ pub struct Past {
     pub root: PathBuf,
     pub gpu: Gpu,
     pub resolution: Resolution,
-    /// When the job ended, in seconds since 1970; `None` if the group is no job, or has not ended.
+    /// The end of the job, in seconds since 1970. `None` for a job that runs, and for a group that is
+    /// no job.
     pub ended: Option<u64>,
     peak: u64,
     usage: u64,
@@ -292,7 +293,7 @@ fields! { pub FIELDS(it: Past):
     "usage": Bytes => it.usage;
     /// The highest charge since the group was made.
     "peak": Bytes => it.peak;
-    /// When the job ended; null if the group is no job, or has not ended.
+    /// The end of the job; null for a job that runs, and for a group that is no job.
     "ended": Time => it.ended.map(|end| moment(end).to_string());
     /// The memory of suspended processes, which is on the host; no part of the usage.
     "suspended": Bytes => it.gpu.suspended;

@@ -70,9 +70,12 @@ fn read(
         if count == 0 {
             break None;
         }
+        let mut known = text.len();
         text.extend_from_slice(&chunk[..count]);
-        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = text[known..].iter().position(|byte| *byte == b'\n') {
+            let end = known + end;
             let line: Vec<u8> = text.drain(..=end).collect();
+            known = 0;
             if round(&line) {
                 last = Instant::now();
             } else {
@@ -88,7 +91,7 @@ fn read(
     // The child may have closed its output and go on.
     let _ = child.kill();
     let status = child.wait()?.code();
-    // What ssh says ends with the reason: `ssh: connect to host lab1 port 22: Connection refused`.
+    // A message of ssh ends with its reason, as `ssh: connect to host lab1 port 22: Timeout`.
     let reason = said.rsplit(": ").next().unwrap_or_default();
     Ok(why.unwrap_or_else(|| match status {
         Some(2) => "its gpulimit is too old for this".into(),

@@ -1,8 +1,8 @@
-//! What jobs leave when their groups are removed: groups without members, in a directory of the
-//! root. Each has the job's limits, and what its ledger tells of the past.
+//! Records of ended jobs. When the group of a job is removed, its limits and the history in its
+//! ledger are copied into a group without members, in the directory `.trail-jobs` of the root.
 //!
-//! Only jobs at the top of a root leave something. The others have used memory of a group above,
-//! whose history tells of it.
+//! Only jobs at the top of a root get such a record. Other jobs have used memory of a group above,
+//! and the history of that group shows it.
 
 use super::{Group, GroupError, Kind, Root, user};
 use gpulimit_base::order;

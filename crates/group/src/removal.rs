@@ -240,7 +240,7 @@ impl Root {
     /// - it has child groups, or
     /// - the driver may still hold memory of its dead processes.
     ///
-    /// Of a job at the top of the root, keeps what [`Root::past`] shows for a while.
+    /// Keeps a record of each removed job at the top of the root for a while: see [`Root::past`].
     pub fn collect_garbage(&self) -> Result<Vec<String>, GroupError> {
         let survey = self.survey()?;
         let mut groups = survey.groups;

@@ -187,7 +187,7 @@ pub(super) struct GpuEntry {
     spare: [AtomicU64; 2],
 }
 
-/// What a ledger keeps beside the charges of its members.
+/// Whether a ledger records a history and a trail.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Lasting {
     Nothing = 0,
@@ -205,7 +205,7 @@ pub(super) struct Header {
     /// For each device, the last recorded time at which usage was above `high`, the group's soft
     /// limit. In milliseconds since boot.
     pub above_high: [AtomicU64; MAX_DEVICES],
-    /// What the group keeps beside its charges: a [`Lasting`].
+    /// Whether the ledger records a history and a trail: a [`Lasting`].
     pub lasting: AtomicU64,
     /// Number of events in the trail so far.
     pub trail_head: AtomicU64,

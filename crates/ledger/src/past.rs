@@ -1,4 +1,4 @@
-//! What a group's ledger tells of the past, in a ledger of its own that has no members.
+//! Copies the history of a ledger into a new ledger without members.
 
 use super::layout::{self, DeviceHistory, Header, Signals, UserBill};
 use super::{DeviceIndex, Ledger, LedgerError, file};
