@@ -26,8 +26,8 @@ pub struct Past {
     pub root: PathBuf,
     pub gpu: Gpu,
     pub resolution: Resolution,
-    /// The end of the job, in seconds since 1970. `None` for a job that runs, and for a group that is
-    /// no job.
+    /// The end of the job, in seconds since 1970. `None` for a job that runs, and for a group that
+    /// is no job.
     pub ended: Option<u64>,
     peak: u64,
     usage: u64,
