@@ -4,7 +4,7 @@ use super::child;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
-use gpulimit_base::process::FIRST_PID_NS;
+use gpulimit_base::process::{FIRST_PID_NS, has_own_proc};
 use gpulimit_ledger::{Figures, Witness};
 use gpulimit_limits::Capacity;
 use nvml_wrapper::enum_wrappers::device::{Clock, GpuVirtualizationMode, TemperatureSensor};
@@ -368,7 +368,12 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
 
 impl Witness for Driver {
     /// Returns whether the driver lists the process. `None` if unknown.
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+    fn holds_memory(
+        &self,
+        identity: &Identity,
+        device: &DeviceId,
+        lists_nested: bool,
+    ) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;
         let own_namespace = pid_namespace()?;
@@ -377,9 +382,12 @@ impl Witness for Driver {
         }
         let listed = device.running_compute_processes().ok()?;
         let holds = listed.iter().any(|process| process.pid == identity.pid);
-        // Only in the initial pid namespace does a missing entry prove that the driver holds no
-        // memory.
-        (holds || own_namespace == FIRST_PID_NS).then_some(holds)
+        // The list proves something if it has the pids of this PID namespace.
+        let is_true = || match own_namespace {
+            FIRST_PID_NS => true,
+            _ => lists_nested && has_own_proc(),
+        };
+        (holds || is_true()).then_some(holds)
     }
 }
 

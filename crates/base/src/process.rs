@@ -36,6 +36,12 @@ pub fn pid_ns() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
+/// Returns whether `/proc` shows the processes of this process's own pid namespace.
+pub fn has_own_proc() -> bool {
+    let link = std::fs::read_link("/proc/self").ok();
+    link.is_some_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
+}
+
 /// Returns whether a process of any user has this pid. Does not use `/proc`, where `hidepid` can
 /// hide processes.
 pub fn exists(pid: u32) -> bool {

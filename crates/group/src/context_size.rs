@@ -1,7 +1,8 @@
-//! The size of a CUDA context, stored in the root in one small file per GPU.
+//! What members have found out about a GPU, stored in the root in one small file per GPU: the size
+//! of a CUDA context, and whether NVML lists the processes of nested PID namespaces.
 //!
 //! The driver does not report this size, so a process measures it. With a stored size, a process
-//! can charge a context before it makes the context. The stored size is only a hint, so failing to
+//! can charge a context before it makes the context. What is stored is only a hint, so failing to
 //! write the file is not an error.
 
 use super::directory::Directory;
@@ -20,29 +21,53 @@ const LONGEST: u64 = 64;
 
 const PREFIX: &str = ".context-";
 
+/// The word after the size if NVML lists the processes of nested PID namespaces.
+const NESTED: &str = " nested";
+
+/// What is known about a GPU.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Known {
+    /// The size of a context in bytes; 0 if unknown.
+    pub bytes: u64,
+    /// Whether NVML has listed a process in a nested PID namespace by its pid there.
+    pub lists_nested: bool,
+}
+
+impl Known {
+    fn of(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let size = text.strip_suffix(NESTED);
+        Some(Self {
+            bytes: size.unwrap_or(text).parse().ok()?,
+            lists_nested: size.is_some(),
+        })
+    }
+}
+
 fn file(root: &Path, device: &DeviceId) -> PathBuf {
     root.join(format!("{PREFIX}{device}"))
 }
 
-/// Reads the stored size of a context on this GPU, in bytes; 0 where no size is stored.
-pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
+/// Reads what is known about this GPU.
+pub(super) fn read(root: &Path, device: &DeviceId) -> Known {
     let bytes = text_file::read(&file(root, device), LONGEST).unwrap_or_default();
-    let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    text.trim()
-        .parse()
-        .ok()
-        .filter(|bytes| *bytes <= MOST)
-        .unwrap_or(0)
+    let known = std::str::from_utf8(&bytes).ok().and_then(Known::of);
+    known.filter(|it| it.bytes <= MOST).unwrap_or_default()
 }
 
-/// Stores the size of a context on this GPU. Replaces a whole file at once, and no file with other
+/// Stores what is known about this GPU. Replaces a whole file at once, and no file with other
 /// content.
-pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
+pub(super) fn write(root: &Path, device: &DeviceId, known: Known) {
     // A failure to store the hint is ignored; the next measurement tries again.
-    let _ = replace(root, device, bytes);
+    let _ = replace(root, device, known);
 }
 
-fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
+fn replace(root: &Path, device: &DeviceId, known: Known) -> io::Result<()> {
+    let Known {
+        bytes,
+        lists_nested,
+    } = known;
+    let nested = if lists_nested { NESTED } else { "" };
     let root = Directory::open(root)?;
     let name = format!("{PREFIX}{device}");
     let draft = format!("{name}.{}", std::process::id());
@@ -53,7 +78,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     let _ = root.remove_file(&draft);
     let written = root
         .create_file(&draft, 0o644)
-        .and_then(|mut file| held_signals::during(|| writeln!(file, "{bytes}")))
+        .and_then(|mut file| held_signals::during(|| writeln!(file, "{bytes}{nested}")))
         .and_then(|()| root.rename(&draft, &name));
     if written.is_err() {
         let _ = root.remove_file(&draft);
@@ -69,15 +94,14 @@ pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
         && is_hint(root, name).unwrap_or(false)
 }
 
-/// Returns whether `write` may use this name: the file is missing, is empty, or holds a number.
+/// Returns whether `write` may use this name: the file is missing, is empty, or holds a hint.
 fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     let mut text = String::new();
     match root.open_file(name, false) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
         file => file?.take(LONGEST).read_to_string(&mut text)?,
     };
-    let text = text.trim();
-    Ok(text.is_empty() || text.parse::<u64>().is_ok())
+    Ok(text.trim().is_empty() || Known::of(&text).is_some())
 }
 
 /// Copies the stored sizes of contexts from this root into another root.
@@ -108,14 +132,18 @@ mod tests {
             uuid: [7; 16],
             kind: DeviceKind::Gpu,
         };
-        assert_eq!(read(&root, &device), 0);
-        write(&root, &device, 543_162_368);
-        assert_eq!(read(&root, &device), 543_162_368);
-        write(&root, &device, 5);
-        assert_eq!(read(&root, &device), 5);
-        for damaged in ["", "-1", "18446744073709551615", "many"] {
+        let known = |bytes, lists_nested| Known {
+            bytes,
+            lists_nested,
+        };
+        assert_eq!(read(&root, &device), known(0, false));
+        write(&root, &device, known(543_162_368, true));
+        assert_eq!(read(&root, &device), known(543_162_368, true));
+        write(&root, &device, known(5, false));
+        assert_eq!(read(&root, &device), known(5, false));
+        for damaged in ["", "-1", "18446744073709551615", "many", "5 many"] {
             fs::write(file(&root, &device), damaged).unwrap();
-            assert_eq!(read(&root, &device), 0, "{damaged}");
+            assert_eq!(read(&root, &device), known(0, false), "{damaged}");
         }
         assert_eq!(
             fs::read_dir(&root).unwrap().count(),
@@ -128,14 +156,14 @@ mod tests {
             let path = root.join(&name);
             for theirs in ["notes", "12 of them"] {
                 fs::write(&path, theirs).unwrap();
-                write(&root, &device, 6);
+                write(&root, &device, known(6, false));
                 assert_eq!(fs::read_to_string(&path).unwrap(), theirs, "{name}");
             }
             fs::remove_file(&path).unwrap();
             let outside = scratch.at("theirs");
             fs::write(&outside, "7").unwrap();
             std::os::unix::fs::symlink(&outside, &path).unwrap();
-            write(&root, &device, 6);
+            write(&root, &device, known(6, false));
             assert_eq!(fs::read_link(&path).unwrap(), outside, "{name}");
             assert_eq!(fs::read_to_string(&outside).unwrap(), "7");
             fs::remove_file(&path).unwrap();

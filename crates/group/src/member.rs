@@ -1,5 +1,6 @@
 //! The membership of this process in a group and in the groups above it.
 
+use super::context_size::Known;
 use super::entry::job_key;
 use super::protection::ProtectedGroups;
 use super::trail::{Traced, happening};
@@ -7,6 +8,7 @@ use super::{Group, GroupError, Kind, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::process;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
@@ -247,12 +249,17 @@ impl Member {
         for (index, station) in index.iter_mut().zip(&self.levels).skip(1) {
             *index = station.ledger.device(id, capacity)?;
         }
-        Ok(MemberDevice {
+        let device = MemberDevice {
             member: self,
             id,
             capacity,
             index,
-        })
+        };
+        let is_new = self.levels.iter().any(|it| !it.ledger.lists_nested());
+        if is_new && context_size::read(&self.root, &id).lists_nested {
+            device.note_lists_nested();
+        }
+        Ok(device)
     }
 
     /// Returns whether requests wait, so that a new one must not go before them.
@@ -511,6 +518,28 @@ impl<'a> MemberDevice<'a> {
         self.clean_where(witness, Slot::should_clean);
     }
 
+    /// Notes that NVML lists this process by its pid.
+    pub fn note_listed(&self) {
+        let is_new = self.levels().any(|at| !at.ledger.lists_nested());
+        if is_new && process::pid_ns() != process::FIRST_PID_NS {
+            self.note_lists_nested();
+            let known = context_size::read(&self.member.root, &self.id);
+            let lists_nested = true;
+            context_size::write(
+                &self.member.root,
+                &self.id,
+                Known {
+                    lists_nested,
+                    ..known
+                },
+            );
+        }
+    }
+
+    fn note_lists_nested(&self) {
+        self.levels().for_each(|at| at.ledger.note_lists_nested());
+    }
+
     fn clean_where(&self, witness: &dyn Witness, is_due: impl Fn(&Slot, DeviceIndex) -> bool) {
         let trails = self.member;
         for at in self.levels().filter(|at| is_due(&at.slot, at.index)) {
@@ -745,13 +774,14 @@ impl<'a> MemberDevice<'a> {
         // A new job's ledger has none, and its user may not write files in the root.
         let mut told = self.levels().map(|at| at.ledger.context_hint(at.index));
         let known = told.find(|bytes| *bytes > 0);
-        known.unwrap_or_else(|| context_size::read(&self.member.root, &self.id))
+        known.unwrap_or_else(|| context_size::read(&self.member.root, &self.id).bytes)
     }
 
     /// Publishes the size of a context for other processes.
     pub fn set_context_hint(&self, bytes: u64) {
-        if context_size::read(&self.member.root, &self.id) != bytes {
-            context_size::write(&self.member.root, &self.id, bytes);
+        let known = context_size::read(&self.member.root, &self.id);
+        if known.bytes != bytes {
+            context_size::write(&self.member.root, &self.id, Known { bytes, ..known });
         }
         for at in self.levels() {
             at.ledger.set_context_hint(at.index, bytes);

@@ -198,8 +198,13 @@ pub(super) struct Traced<'a> {
 }
 
 impl Witness for Traced<'_> {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
-        self.witness.holds_memory(process, device)
+    fn holds_memory(
+        &self,
+        process: &Identity,
+        device: &DeviceId,
+        lists_nested: bool,
+    ) -> Option<bool> {
+        (self.witness).holds_memory(process, device, lists_nested)
     }
 
     fn adopt(&self, process: &Identity, device: &DeviceId, bytes: u64) -> bool {

@@ -220,7 +220,12 @@ pub(super) struct Header {
     /// Time when a process of the group last said at its end that it was refused, in milliseconds
     /// since boot; 0 if none has.
     pub explained: AtomicU64,
-    spare_low: [AtomicU64; 10],
+    /// Not 0 once NVML has listed a member in a nested PID namespace by its pid there.
+    pub lists_nested: AtomicU64,
+    /// The last time when a process first found an owner dead, in milliseconds since boot; 0 if
+    /// none has.
+    pub found_dead_at: AtomicU64,
+    spare_low: [AtomicU64; 8],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.

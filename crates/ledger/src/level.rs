@@ -268,7 +268,11 @@ impl Rung for Level<'_> {
         self.slot
             .raise_peak(self.device, (own * UNIT).saturating_sub(idle));
         let usage = (total * UNIT).saturating_sub(idle);
-        raise(&ledger.header().peaks[self.device.get()], usage);
+        let peak = &ledger.header().peaks[self.device.get()];
+        if usage > peak.load(Ordering::Relaxed) {
+            let draining = reap::draining(ledger, self.device) * UNIT;
+            raise(peak, usage.saturating_sub(draining));
+        }
     }
 
     #[inline(always)]

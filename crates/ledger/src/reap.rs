@@ -18,8 +18,15 @@ use gpulimit_base::process;
 
 /// Knows how much memory the driver still holds for dead processes.
 pub trait Witness {
-    /// Returns whether the driver lists the process of a dead program. `None` if unknown.
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool>;
+    /// Returns whether the driver lists the process of a dead program. `None` if unknown. With
+    /// `lists_nested`, the driver lists processes by their pids in nested PID namespaces, too, so
+    /// that there also a list without the process proves that its memory is freed.
+    fn holds_memory(
+        &self,
+        process: &Identity,
+        device: &DeviceId,
+        lists_nested: bool,
+    ) -> Option<bool>;
 
     /// Charges this process for memory that a dead process shared and members still use, up to
     /// `bytes`. Returns false if the amount is unknown, or if a request could miss the bytes while
@@ -40,7 +47,7 @@ pub trait Witness {
 pub struct NoWitness;
 
 impl Witness for NoWitness {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         None
     }
 }
@@ -178,6 +185,10 @@ fn record(ledger: &Ledger, slot: usize, witness: &dyn Witness) {
 /// caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let dead_since = &ledger.content().slots[slot].owner.dead_since;
+    if dead_since.load(Ordering::Relaxed) == 0 {
+        let found_at = &ledger.header().found_dead_at;
+        found_at.store(os::boot_ms(), Ordering::Relaxed);
+    }
     has_drained(ledger, slot, witness, moment::age_from_now_on(dead_since))
 }
 
@@ -199,7 +210,7 @@ pub(super) fn has_drained(
             known = false;
             continue;
         };
-        match witness.holds_memory(&process, &id) {
+        match witness.holds_memory(&process, &id, ledger.lists_nested()) {
             // The process has called `exec`, or has let go of its ledger and keeps its memory. If
             // it has joined again, the driver may list the new program: it frees the old program's
             // memory within 130 ms (measured, H200), so the grace time decides.
@@ -294,22 +305,27 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
 struct Patient;
 
 impl Witness for Patient {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(true)
     }
 }
 
-/// Looks for dead members of a ledger with a history, so that the time after their death is not
-/// billed. For a process that has joined, with the slot `own`: loading NVML would take it too long,
-/// so it mostly leaves the charges to others. Of many processes that join at once, one looks.
+/// Looks for dead members, so that the time after their death is not billed and their memory is
+/// not in the peak. For a process that has joined, with the slot `own`: loading NVML would take it
+/// too long, so it mostly leaves the charges to others. Of many processes that join a large group
+/// at once, one looks.
 pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
-    let looked_at = &ledger.header().looked_at;
-    if !ledger.keeps_history() || !moment::is_first_in(looked_at, FRESH_MS) {
+    let slots = ledger.high_water();
+    let pause = FRESH_MS.min(slots as u64);
+    if !moment::is_first_in(&ledger.header().looked_at, pause) {
         return;
     }
-    for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
-        if ledger.has_words(slot) {
-            reap(ledger, file, slot, &Patient);
+    let is_other = |&slot: &usize| slot != own && ledger.has_words(slot);
+    for slot in (0..slots).filter(is_other) {
+        if reap(ledger, file, slot, &Patient) == Fate::Draining {
+            // The next reader of figures looks at once.
+            let times = &ledger.header().swept_at;
+            times.iter().for_each(|at| at.store(0, Ordering::Relaxed));
         }
     }
 }
@@ -373,6 +389,17 @@ impl Ledger {
     /// Returns whether the process that has left a slot lives and owns another slot.
     fn has_joined_again(&self, slot: usize, process: &Identity) -> bool {
         self.slot_of(process).is_some_and(|other| other != slot)
+    }
+
+    /// Returns whether NVML lists processes by their pids in nested PID namespaces, too, as far as
+    /// members know.
+    pub fn lists_nested(&self) -> bool {
+        self.header().lists_nested.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes that NVML lists processes by their pids in nested PID namespaces, too.
+    pub fn note_lists_nested(&self) {
+        self.header().lists_nested.store(1, Ordering::Relaxed);
     }
 
     /// Returns whether requests still wait for the end of a slot's owner, which is killed or
@@ -449,6 +476,23 @@ pub(super) fn sweep(
         swept_at.store(began, Ordering::Relaxed);
     }
     swept
+}
+
+/// Returns the units of a device that are charged in slots of processes that were found dead.
+pub(super) fn draining(ledger: &Ledger, device: DeviceIndex) -> u64 {
+    let found_at = &ledger.header().found_dead_at;
+    if found_at.load(Ordering::Relaxed) == 0
+        || moment::age(found_at, os::boot_ms()).is_none_or(|age| age > DRAIN_MAX_MS)
+    {
+        return 0;
+    }
+    let is_draining = |&slot: &usize| {
+        let owner = &ledger.content().slots[slot].owner;
+        owner.dead_since.load(Ordering::Relaxed) != 0
+    };
+    let slots = (0..ledger.high_water()).filter(is_draining);
+    let units = |slot| charge::granted(ledger.word(slot, device).load(Ordering::Relaxed));
+    slots.map(units).sum()
 }
 
 /// Returns whether the slot is draining or its owner's pid is gone. Cheap, but misses zombies and

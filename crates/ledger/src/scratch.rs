@@ -116,7 +116,7 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         self.0
     }
 }

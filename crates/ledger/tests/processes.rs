@@ -116,7 +116,7 @@ impl Pressure for Quiet<'_> {
 struct AlwaysGone;
 
 impl Witness for AlwaysGone {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(false)
     }
 }
@@ -124,7 +124,7 @@ impl Witness for AlwaysGone {
 struct StillThere;
 
 impl Witness for StillThere {
-    fn holds_memory(&self, _: &Identity, device: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, device: &DeviceId, _: bool) -> Option<bool> {
         assert_eq!(*device, GPU);
         Some(true)
     }
@@ -276,7 +276,7 @@ impl Judge {
 }
 
 impl Witness for Judge {
-    fn holds_memory(&self, process: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, process: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         let of = |&actor: &usize| self.pid(actor).load(Ordering::SeqCst) == u64::from(process.pid);
         Some(
             (1..=Self::ACTORS)
@@ -503,7 +503,7 @@ fn memory_of_the_dead_returns_as_soon_as_the_driver_has_freed_it() {
 struct Listed;
 
 impl Witness for Listed {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(true)
     }
 }
@@ -812,7 +812,7 @@ fn garbage_after_the_header_is_survived() {
 struct StillGarbage;
 
 impl Witness for StillGarbage {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         unreachable!("no device is known")
     }
 }
@@ -936,7 +936,7 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
 fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
     struct Heir(AtomicU64);
     impl Witness for Heir {
-        fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
             Some(false)
         }
         fn adopt(&self, _: &Identity, device: &DeviceId, bytes: u64) -> bool {

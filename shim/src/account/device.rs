@@ -32,7 +32,7 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
 use crate::clock;
-use crate::driver::figures::{self, Former};
+use crate::driver::figures::{self, ProcessList};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::message;
 use crate::refusal::Refused;
@@ -104,7 +104,10 @@ impl Device {
             CUDA_ERROR_NOT_PERMITTED
         })?;
         if member.has_former() {
-            device.clean(&Former::wait(&id));
+            if figures::await_former(&id) {
+                device.note_listed();
+            }
+            device.clean(&ProcessList);
         }
         let kernels = KernelMemory::of(ordinal);
         let shares_host = devices::is_integrated(ordinal) && figures::lacks_memory(&id);

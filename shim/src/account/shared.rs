@@ -3,7 +3,8 @@
 //! NVML attributes shared memory to its exporter, while the exporter has a handle or a mapping.
 //! Afterwards, while a file descriptor is open, NVML attributes the memory to no process. At last,
 //! NVML attributes the memory to its importer, if there is only one (measured, H100, 580.159.04).
-//! No CUDA call reports these changes.
+//! A reset of the exporter's context changes nothing in that (H200). No CUDA call reports these
+//! changes.
 //!
 //! So a process that releases shared memory leaves its charge behind as an *orphan*. An orphan that
 //! is not needed is uncharged. An orphan is needed in two cases:
@@ -144,8 +145,8 @@ fn borne(living: Vec<Holder>, device: &MemberDevice<'_>) -> Option<Borne> {
     compare(used, listed, &living)
 }
 
-/// Compares NVML's figures with the charges of the `living` members. `None`: NVML lists no living
-/// member.
+/// Compares NVML's figures with the charges of the `living` members. `None`: NVML lists none of
+/// them, although some have memory.
 ///
 /// `used`: the figure for the whole GPU. `listed`: the figure for each process.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
@@ -188,15 +189,24 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         }
         borne.orphaned = borne.orphaned.saturating_add(usage.orphaned);
     }
-    told.then_some(borne)
+    (told || !borne.unseen).then_some(borne)
 }
 
 /// Uncharges the group's orphans that are not needed. Without NVML's figures, no orphan is needed.
 /// Returns false if the group has none.
 ///
-/// `size`: the bytes that this process has just released. `before`: [`hidden`] before the release.
-pub fn settle(device: &MemberDevice<'_>, size: u64, before: Option<u64>) -> bool {
-    device.release_orphans(|orphans, living| {
+/// `has_context`: whether NVML lists this process if it can tell. `size`: the bytes that this
+/// process has just released. `before`: [`hidden`] before the release.
+pub fn settle(
+    device: &MemberDevice<'_>,
+    has_context: bool,
+    size: u64,
+    before: Option<u64>,
+) -> bool {
+    let own = std::process::id();
+    device.release_orphans(|orphans, mut living| {
+        // A process that has reset its context may still be charged for it.
+        living.retain(|holder| has_context || holder.identity.pid != own);
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
 }
@@ -206,8 +216,13 @@ pub fn settle(device: &MemberDevice<'_>, size: u64, before: Option<u64>) -> bool
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
-        ProcessList.holds_memory(process, device)
+    fn holds_memory(
+        &self,
+        process: &Identity,
+        device: &DeviceId,
+        lists_nested: bool,
+    ) -> Option<bool> {
+        ProcessList.holds_memory(process, device, lists_nested)
     }
 
     fn adopt(&self, _: &Identity, id: &DeviceId, bytes: u64) -> bool {
@@ -334,7 +349,8 @@ mod tests {
             bear(0, &back, &living),
             Some(((1_000 - 700 + RESERVE / MIB + 30) * MIB, 30 * MIB))
         );
-        assert_eq!(bear(0, &[], &living[1..]), None);
+        assert_eq!(bear(0, &[], &living[1..]), Some((0, 30 * MIB)));
+        assert_eq!(bear(9 * MIB, &[], &[]), Some((9 * MIB, 0)));
         let living = [holder(1, [100, 0, 0, 0])];
         assert_eq!(bear(0, &[], &living), None);
         assert_eq!(
@@ -432,7 +448,7 @@ mod tests {
         let theirs = other.device(GPU, CAPACITY).expect("a device");
         theirs.charge_unchecked(30 * MIB);
         theirs.orphan(30 * MIB);
-        let settle = || settle(&device, 0, None);
+        let settle = || settle(&device, true, 0, None);
         assert!(settle() && !settle());
         assert_eq!((device.orphans(), device.charged()), (0, 0));
     }

@@ -254,9 +254,15 @@ pub fn whole_list<T: Listed, R>(
 pub struct ProcessList;
 
 impl Witness for ProcessList {
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+    fn holds_memory(
+        &self,
+        identity: &Identity,
+        device: &DeviceId,
+        lists_nested: bool,
+    ) -> Option<bool> {
         // The list has only pids of this process's PID namespace.
-        if identity.pid_ns != Identity::of_self().pid_ns {
+        let own_namespace = Identity::of_self().pid_ns;
+        if identity.pid_ns != own_namespace {
             return None;
         }
         let (mut is_listed, mut self_listed) = (false, false);
@@ -264,9 +270,12 @@ impl Witness for ProcessList {
             is_listed |= pid == identity.pid;
             self_listed |= pid == std::process::id();
         })?;
-        // A list without the calling process proves nothing, because such a list can belong to
-        // another PID namespace.
-        (is_listed || self_listed).then_some(is_listed)
+        // The list proves something if it has the pids of this PID namespace.
+        let is_true = || match own_namespace {
+            process::FIRST_PID_NS => true,
+            _ => lists_nested && process::has_own_proc(),
+        };
+        (is_listed || self_listed || is_true()).then_some(is_listed)
     }
 }
 
@@ -275,34 +284,17 @@ impl Witness for ProcessList {
 const EXEC_MS: u64 = 300;
 const LOOK_MS: u64 = 5;
 
-/// A [`Witness`] of a process that has called `exec` and has no context yet: what NVML lists for it
-/// is the memory of its earlier program.
-pub struct Former {
-    /// Whether a list without this process proves that the memory is freed.
-    is_proof: bool,
-}
-
-impl Former {
-    /// Waits until the driver has freed the memory of the earlier program on this GPU.
-    pub fn wait(device: &DeviceId) -> Former {
-        let end = monotonic_ms() + EXEC_MS;
-        let mut is_proof = Identity::of_self().pid_ns == process::FIRST_PID_NS;
-        while lists_self(device) == Some(true) && monotonic_ms() < end {
-            is_proof = true;
-            clock::nap(Duration::from_millis(LOOK_MS));
-        }
-        Former { is_proof }
+/// Waits until the driver has freed the memory that this process had on the GPU before `exec`. The
+/// process has no context yet, so what NVML lists for it is the memory of its earlier program.
+/// Returns whether NVML has listed it.
+pub fn await_former(device: &DeviceId) -> bool {
+    let end = monotonic_ms() + EXEC_MS;
+    let mut was_listed = false;
+    while lists_self(device) == Some(true) && monotonic_ms() < end {
+        was_listed = true;
+        clock::nap(Duration::from_millis(LOOK_MS));
     }
-}
-
-impl Witness for Former {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
-        if !process.is_same(&Identity::of_self()) {
-            return ProcessList.holds_memory(process, device);
-        }
-        let is_listed = lists_self(device)?;
-        (is_listed || self.is_proof).then_some(is_listed)
-    }
+    was_listed
 }
 
 /// Returns whether NVML lists this process on the GPU.

@@ -25,7 +25,7 @@ const SLOTS: u64 = WORDS + (1 << 20);
 struct Gone;
 
 impl Witness for Gone {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(false)
     }
 }

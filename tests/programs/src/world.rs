@@ -314,7 +314,7 @@ fn change(limits: &mut LimitSet, settings: &[&str]) {
 struct Coroner<'a>(&'a Machine);
 
 impl Witness for Coroner<'_> {
-    fn holds_memory(&self, process: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, process: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         let gpus = self.0.gpus();
         let holders = gpus.iter().flat_map(|gpu| &gpu.holders);
         let mut own = holders.filter(|holder| holder.pid == process.pid);

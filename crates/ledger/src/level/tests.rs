@@ -310,6 +310,7 @@ fn a_request_with_outdated_limits_does_not_wait() {
             &self,
             _: &gpulimit_base::identity::Identity,
             _: &gpulimit_base::device::DeviceId,
+            _: bool,
         ) -> Option<bool> {
             Some(true)
         }

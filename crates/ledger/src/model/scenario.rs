@@ -1133,7 +1133,7 @@ impl Pressure for MemberPressure<'_> {
 }
 
 impl Witness for MemberPressure<'_> {
-    fn holds_memory(&self, dead: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, dead: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         if self.0.evidence == DeathEvidence::Grace {
             return None;
         }
@@ -1173,7 +1173,7 @@ impl Owner for Waiter {
 struct AllFreed;
 
 impl Witness for AllFreed {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(false)
     }
 }

@@ -25,7 +25,7 @@ struct Group {
 struct AllFreed;
 
 impl Witness for AllFreed {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
         Some(false)
     }
 }

@@ -160,7 +160,7 @@ fn a_device_outside_the_table_is_left_to_the_grace_time() {
 fn shared_memory_of_the_dead_is_freed_when_a_member_adopts_it() {
     struct Heir(RefCell<Vec<(DeviceId, u64)>>);
     impl Witness for Heir {
-        fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
             Some(false)
         }
         fn adopt(&self, _: &Identity, device: &DeviceId, bytes: u64) -> bool {

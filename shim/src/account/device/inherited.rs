@@ -74,13 +74,18 @@ impl Device {
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
-        shared::settle(group, size, before);
+        self.settle(size, before);
     }
 
     /// Uncharges released shared memory that no process holds any more. Returns true if the group
     /// had charges for released memory.
     pub(super) fn settle_orphans(&self) -> bool {
-        shared::settle(&self.book.group, 0, None)
+        self.settle(0, None)
+    }
+
+    fn settle(&self, size: u64, before: Option<u64>) -> bool {
+        let has_context = self.contexts.count() > 0;
+        shared::settle(&self.book.group, has_context, size, before)
     }
 
     /// Charges memory of other processes that NVML now attributes to this process. Returns the

@@ -232,6 +232,9 @@ impl Device {
             let figure = own_bytes()?;
             let unlisted = figure == 0 && self.contexts.count() > 0;
             self.measuring.unlisted.store(unlisted, Ordering::Relaxed);
+            if figure > 0 {
+                self.book.group.note_listed();
+            }
             if unlisted {
                 // The answer is as good for a while as a figure would be.
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);

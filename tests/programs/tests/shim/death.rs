@@ -1,8 +1,11 @@
 //! Processes that are killed, stopped, or lose their descriptors or environment.
 
+use std::path::Path;
 use std::time::Duration;
 
-use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
+use gpulimit_limits::LimitSet;
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, World, eventually, finish, text};
+use gpulimit_support::may_unshare;
 
 const CAP: u64 = 4096 * MIB;
 
@@ -149,4 +152,55 @@ fn a_cleared_environment_keeps_the_limit() {
     world.judge(1024 * MIB);
     program.end();
     world.judge_end(1024 * MIB);
+}
+
+/// A process joins before its first context, and then finds dead members without asking NVML.
+#[test]
+fn the_peak_is_without_programs_that_have_ended() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
+    for _ in 0..3 {
+        let mut program = world.on_gpu();
+        program.expect(&[("alloc a 700M", "0")]);
+        program.kill();
+    }
+    assert_eq!(world.usage(0).peak, CONTEXT + 700 * MIB);
+    assert!(world.usage(0).charged >= 3 * (CONTEXT + 700 * MIB));
+}
+
+/// In a nested pid namespace NVML lists no pids on old drivers. Where a member has seen itself in
+/// the list, a list without a dead member is believed, also by a program that has no context.
+#[test]
+fn figures_are_without_ended_programs_in_a_nested_pid_namespace() {
+    if !may_unshare(&["--pid", "--mount-proc"]) {
+        return;
+    }
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    // The second round begins with a known size of a context, in a group that nobody has measured
+    // it in.
+    for group in ["one", "two"] {
+        let name = format!("{GROUP}/{group}");
+        let made = world.root().create(&name, &LimitSet::default());
+        made.expect("a group");
+        let mut command = world.limited(Path::new("unshare"));
+        command.args([
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+        ]);
+        command.arg(
+            "printf 'start\nalloc a 1000M\n' | \"$0\"
+             until printf 'nvml 0\n' | env -u GPULIMIT_GROUP \"$0\" | grep -q ' 0$'; do :; done
+             printf 'nvml 0\n' | \"$0\"
+             printf 'start\nalloc a 3500M\n' | \"$0\"",
+        );
+        command.arg(world::program()).env("GPULIMIT_GROUP", name);
+        let output = finish(command);
+        let all = format!("0 0 {CAP} {CAP} 0 0 {CAP} 0 {CAP} 0");
+        let begun = "start = 0 0\nalloc a";
+        let expected = format!("{begun} 1000M = 0\nnvml 0 = {all}\n{begun} 3500M = 0\n");
+        assert_eq!(text(&output.stdout), expected, "{group}");
+    }
 }

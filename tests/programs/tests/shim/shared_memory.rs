@@ -408,3 +408,27 @@ fn threads_can_export_import_and_release_at_once() {
     program.end_quietly();
     world.judge_end(CAP);
 }
+
+/// The driver keeps exported memory for its descriptor. NVML lists a process without a context not
+/// at all.
+#[test]
+fn exported_memory_stays_charged_when_the_context_is_reset() {
+    let world = World::new(CAP);
+    let mut exporter = world.start();
+    for handle in ["a", "b"] {
+        exporter.expect(&[("start", "0 0"), (&format!("create {handle} 300M"), "0")]);
+        export(&mut exporter, handle);
+        exporter.expect(&[(&format!("release {handle}"), "0"), ("reset 0", "0")]);
+        world.judge(CAP);
+    }
+    let used = 2 * SIZE;
+    assert_eq!(world.machine().used(), used);
+    assert_eq!(world.usage(0).charged - world.usage(0).idle, used);
+    exporter.expect(&[("start", "0 0"), ("create c 900M", "2")]);
+    exporter.expect(&[("close fd-a", "0"), ("close fd-b", "0")]);
+    assert!(eventually(|| world.machine().used() == CONTEXT));
+    exporter.expect(&[("create c 900M", "0")]);
+    world.judge(CAP);
+    exporter.end();
+    world.judge_end(CAP);
+}
