@@ -139,6 +139,7 @@ impl Told<'_> {
                 ". All its programs wait for each other's memory: let fewer run at once, or give \
                  each a limit of its own",
             ),
+            Cause::Signal => f.write_str(". A signal ended its wait"),
             _ if refusal.room > 0 => {
                 f.write_str(". A job with a limit of its own begins when its whole limit is free")
             }

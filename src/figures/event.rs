@@ -226,6 +226,7 @@ impl Line {
         };
         text += &match refusal.cause {
             Cause::Standstill => "; its programs wait for each other".to_owned(),
+            Cause::Signal => "; a signal ended its wait".to_owned(),
             Cause::Context => "; a CUDA context needs more than the limit".to_owned(),
             Cause::Outside => {
                 let outside = gib(trail.outside);

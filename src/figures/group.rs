@@ -571,6 +571,8 @@ impl<'a> Row<'a> {
         "waited_ms": Ms => it.of(|gpu| gpu.waited_ms);
         /// The live processes that have used the GPU.
         "processes": Count, right("PROCESSES").narrow(5).top(22).short("PROC") => it.processes();
+        /// The ended processes whose memory the driver has not freed yet.
+        "draining": Count, right("DRAINING").sparse() => it.of(|gpu| gpu.draining);
         /// How the usage grows; null if it does not.
         "trend": One("trend") => it.gpu.map(Gpu::trend_json);
         /// The processes that wait for memory now.

@@ -74,7 +74,7 @@ host.
 
 With --outside, a process is listed if NVML lists it and its memory map does not
 show that it is in a group below /run/gpulimit or, for other users than root,
-below a root of your own. WHY is why the library does not count its memory:
+below your own GPULIMIT_ROOT. WHY is why the library does not count its memory:
 static, musl, environment cleared (also setuid), started before (`gpulimit
 install`), not loaded, another libcuda, private root, no group (nothing asks for
 one), no door (no call passes the library), or unknown: the process may be in a

@@ -128,12 +128,19 @@ fn all(
         .into());
     }
     root.remove_jobs_within(group);
-    let below = root.list(Some(group))?;
+    let below = root.directories_below(Some(group))?;
     output::notes(&groups::too_many(&below.cut_short));
-    for group in below.groups.iter().rev().chain([group]) {
+    for group in below.groups.iter().rev() {
         remove_one(root, group, wait, done)?;
+        // The directory of an incomplete group, or one that gpulimit did not make, is still there.
+        if let Err(error @ (GroupError::Foreign { .. } | GroupError::Unsafe { .. })) =
+            root.remove_leftover(group)
+            && group.path().exists()
+        {
+            return Err(error.into());
+        }
     }
-    Ok(())
+    remove_one(root, group, wait, done)
 }
 
 /// How long `rm` waits in total for other programs that make or remove the same groups.
@@ -184,7 +191,11 @@ fn remove_one(
 /// Kills the processes of a group again and again, until all are dead or until the time `end`.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let start = Instant::now();
-    let ledger = groups::to_signal(group)?;
+    let ledger = match groups::to_signal(group) {
+        // Every member has a lock on the ledger, even on a damaged one.
+        Err(GroupError::Ledger(_)) if !Ledger::is_used(&group.ledger_path()) => return Ok(()),
+        ledger => ledger?,
+    };
     // The wait for leases on the ledger must not shorten the time that killed programs have to end.
     let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;

@@ -79,9 +79,10 @@ MAX is the group's own limit; EFFECTIVE is a smaller limit of a group above, and
 that group's name. USAGE is the memory that the processes of the group and of
 the groups below it use, with managed memory; FREE is how much more they can
 get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
-figures are shown as -. EFFECTIVE, HIGH, LOW, MIN, KEEP FREE, WAITING and
-OPTIONS are shown only if a group has them. A line below the table says if the
-usage of a named group grows as that of a program with a leak.
+figures are shown as -. EFFECTIVE, HIGH, LOW, MIN, KEEP FREE, WAITING, OPTIONS
+and DRAINING, the ended processes whose memory the driver has not freed yet, are
+shown only if a group has them. A line below the table says if the usage of a
+named group grows as that of a program with a leak.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 KEEP FREE, OPTIONS, MIN, LOW, HIGH, PROCESSES, PEAK, REFUSED, EFFECTIVE. Long

@@ -117,3 +117,47 @@ fn rm_reports_a_group_locked_by_another_program() {
     let error = place.refused(1, &["rm", "lab"]);
     assert!(error.contains("no group 'lab'"), "{error}");
 }
+
+#[test]
+fn rm_recursive_names_the_directory_that_is_no_group() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("lab/own", Size::Max);
+    let below = place
+        .root()
+        .group("lab")
+        .expect("a group")
+        .path()
+        .join("sub");
+    // Directories as deep as groups may be, and one more.
+    let incomplete = below.join(["a"; 7].join("/sub/"));
+    for strange in [below.join("data"), incomplete.join("sub/a")] {
+        std::fs::create_dir_all(&strange).expect("made");
+        for options in [&["rm", "-r", "lab"][..], &["rm", "-r", "--force", "lab"]] {
+            let error = place.refused(1, options);
+            assert!(
+                error.contains(&format!("{} was not made by", strange.display())),
+                "{error}"
+            );
+            assert!(!error.contains("--recursive"), "{error}");
+        }
+        std::fs::remove_dir(&strange).expect("removed");
+    }
+    // Only incomplete groups are left.
+    place.said(&["rm", "-r", "lab"]);
+    assert_eq!(place.said(&["show", "--names"]), "");
+}
+
+#[test]
+fn rm_force_removes_a_group_whose_ledger_was_cut() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let ledger = place.root().group("lab").expect("a group").ledger_path();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(ledger)
+        .expect("opened");
+    file.set_len(4096).expect("cut");
+    place.said(&["rm", "-r", "--force", "lab"]);
+    assert_eq!(place.said(&["show", "--names"]), "");
+}

@@ -304,6 +304,23 @@ fn a_jobs_group_is_below_the_named_or_the_callers_group() {
         error.contains("GPULIMIT_GROUP is set, and no group 'lob'"),
         "{error}"
     );
+    for (name, value) in [
+        ("GPULIMIT_MAX", "0=3G"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "3g"),
+    ] {
+        let mut run = place.gpulimit(&["run", "--", "true"]);
+        // The library adds the group.
+        let run = run
+            .env(name, value)
+            .env("GPULIMIT_GROUP", "job-1-2")
+            .output();
+        let error = text(&run.expect("started").stderr);
+        assert!(
+            error.contains(&format!("`unset {name} GPULIMIT_GROUP`")),
+            "{error}"
+        );
+        assert!(!error.contains("is set"), "{error}");
+    }
     let nested = format!(
         "{} run --max 1G -- sh -c 'echo $GPULIMIT_GROUP'",
         env!("CARGO_BIN_EXE_gpulimit")

@@ -148,7 +148,10 @@ fn parse(text: &str) -> Result<Size, Reason> {
             _ => Err(Reason::OverWhole),
         };
     }
-    let shift = shift(unit).ok_or(Reason::Unit)?;
+    let shift = shift(unit).ok_or(match unit.starts_with(',') {
+        true => Reason::Comma,
+        false => Reason::Unit,
+    })?;
     if shift == 0 && number.fraction.is_some() {
         return Err(Reason::PartOfByte);
     }
@@ -258,6 +261,7 @@ enum Reason {
     Empty,
     Negative,
     NoNumber,
+    Comma,
     Unit,
     PartOfByte,
     Overflow,
@@ -280,6 +284,7 @@ impl fmt::Display for SizeError {
             Reason::Empty => return write!(f, "empty size: {ACCEPTED}{more}"),
             Reason::Negative => "the size is negative",
             Reason::NoNumber => "the size does not begin with a decimal number",
+            Reason::Comma => "a size has a decimal point, as in 1.5G",
             Reason::Unit => "the size has an unknown unit",
             Reason::PartOfByte => "the size is not a whole number of bytes",
             Reason::Overflow => "the size has more than 64 bits",
@@ -482,6 +487,14 @@ mod tests {
             let error = text.parse::<Size>().expect_err(text).to_string();
             assert!(error.contains("expected bytes"), "{error}");
             assert!(error.contains(&*text.escape_debug().to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_decimal_comma_is_named() {
+        for text in ["1,5G", "0,5"] {
+            let error = text.parse::<Size>().expect_err(text).to_string();
+            assert!(error.contains("a decimal point, as in 1.5G"), "{error}");
         }
     }
 

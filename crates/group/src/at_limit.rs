@@ -98,7 +98,7 @@ fn charge<'a>(
         pressure,
         idle,
         is_for_program: insistence == Insistence::Full,
-        is_stuck: Cell::new(false),
+        cause: Cell::default(),
         waited: Cell::default(),
         lack: Cell::new(None),
     };
@@ -174,8 +174,8 @@ pub(super) struct Request<'a, 'b> {
     pub(super) idle: &'b dyn Idle,
     /// Whether a program makes the request, which waits as the group's options say.
     pub(super) is_for_program: bool,
-    /// Whether the members of the group wait for each other.
-    pub(super) is_stuck: Cell<bool>,
+    /// Why the request is refused, unless `keep_free` lacks something.
+    pub(super) cause: Cell<Cause>,
     /// How long the request has waited, in whole seconds.
     pub(super) waited: Cell<u64>,
     /// What `keep_free` lacked at the last attempt; `None` if it was left free.
@@ -461,7 +461,7 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => break Err(last),
             }
-            if signals.has_pending() || self.pressure.is_needless() {
+            if self.is_cut_short(&signals) {
                 break Err(last);
             }
             let others_hold = at.others_hold() || self.lack.get().is_some();
@@ -484,7 +484,7 @@ impl<'a> Request<'a, '_> {
                     // Outsiders may end what `keep_free` lacks.
                     Err(_) if self.is_for_outsiders(at.charged()) => {}
                     Err(error) => {
-                        self.is_stuck.set(true);
+                        self.cause.set(Cause::Standstill);
                         break Err(error);
                     }
                 }
@@ -498,6 +498,15 @@ impl<'a> Request<'a, '_> {
         let is_granted = until.is_some() && waited.is_ok();
         self.end_wait(began, &asking, is_granted.then_some(&refused));
         waited
+    }
+
+    /// Returns whether a wait ends before its time.
+    pub(super) fn is_cut_short(&self, signals: &Deferred) -> bool {
+        if signals.has_pending() {
+            self.cause.set(Cause::Signal);
+            return true;
+        }
+        self.pressure.is_needless()
     }
 
     /// Records the end of a wait that began at `began`. `granted`: the refusal for which a request
@@ -547,11 +556,7 @@ impl<'a> Request<'a, '_> {
             kept: lack.map_or(kept, |lack| lack.keep),
             left: lack.map_or(left, |lack| lack.free),
             waited: self.waited.get(),
-            cause: match self.is_stuck.get() {
-                _ if lack.is_some() => Cause::KeepFree,
-                true => Cause::Standstill,
-                false => Cause::Limit,
-            },
+            cause: lack.map_or(self.cause.get(), |_| Cause::KeepFree),
             ..Refusal::default()
         }
     }

@@ -12,7 +12,8 @@ use super::oom::Awaited;
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use gpulimit_ledger::{
-    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Slot, Turn, child_key,
+    self as ledger, Cause, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Slot, Turn,
+    child_key,
 };
 use gpulimit_limits::OnLimit;
 use std::cell::Cell;
@@ -39,7 +40,7 @@ impl<'a> MemberDevice<'a> {
             idle: &(),
             is_for_program: insistence == Insistence::Full,
             lack: Cell::new(None),
-            is_stuck: Cell::new(false),
+            cause: Cell::default(),
             waited: Cell::default(),
         };
         for (level, at) in self.levels().enumerate().rev() {
@@ -161,11 +162,11 @@ impl Request<'_, '_> {
             {
                 break Ok(true);
             }
-            if is_over || signals.has_pending() || self.pressure.is_needless() {
+            if is_over || self.is_cut_short(&signals) {
                 break Err(refused);
             }
             if self.is_for_program && !asks && still.is_for_ever(&at) {
-                self.is_stuck.set(true);
+                self.cause.set(Cause::Standstill);
                 break Err(refused);
             }
             match &line {

@@ -230,8 +230,8 @@ impl Root {
     /// Removes the groups of ended jobs below a group. Ignores failures, which a later removal
     /// reports.
     pub fn remove_jobs_within(&self, group: &Group) {
-        let below = self.directories_below(Some(group));
-        self.remove_ended(below.unwrap_or_default(), |_, _| true);
+        let below = self.directories_below(Some(group)).unwrap_or_default();
+        self.remove_ended(below.groups, |_, _| true);
     }
 
     /// Removes the groups of ended jobs, and returns their names. A job's group stays while:
@@ -295,7 +295,9 @@ impl Root {
         Ok(groups.iter().map(path).collect())
     }
 
-    pub(super) fn remove_leftover(&self, group: &Group) -> Result<bool, GroupError> {
+    /// Removes an incomplete group that no process is making. Returns false, and keeps the
+    /// directory, if it has a limits file.
+    pub fn remove_leftover(&self, group: &Group) -> Result<bool, GroupError> {
         let descent = Descent::to(group)?;
         if own_contents(group, &descent.directory)?.limits {
             return Ok(false);
@@ -465,6 +467,8 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
         below => below.map_err(|error| group.failed("list", error))?,
     };
     let failed = |error| group.failed("list", error);
+    // No group can be below the deepest level.
+    let may_have_groups = group.name.split('/').count() < MAX_DEPTH;
     let mut foreign = None;
     let mut groups = Vec::new();
     for name in below.names().map_err(failed)? {
@@ -472,7 +476,7 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
         let kind = below.entry(&name).map_err(failed)?.map(|entry| entry.kind);
         match (name.to_str(), kind) {
             (_, None) => {}
-            (Some(part), Some(EntryKind::Directory)) if name::is_part(part) => {
+            (Some(part), Some(EntryKind::Directory)) if may_have_groups && name::is_part(part) => {
                 groups.push(part.to_owned());
             }
             _ => foreign = Some(below.path().join(&name)),

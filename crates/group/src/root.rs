@@ -191,12 +191,8 @@ impl Root {
 
     /// Returns the directories that could hold groups, below `group` or in the whole root, with the
     /// bounds of [`Root::list`].
-    pub(super) fn directories_below(
-        &self,
-        group: Option<&Group>,
-    ) -> Result<Vec<Group>, GroupError> {
-        let listing = self.listing(group, Reach::All, &mut |_, _| true);
-        listing.map(|listing| listing.groups)
+    pub fn directories_below(&self, group: Option<&Group>) -> Result<Listing, GroupError> {
+        self.listing(group, Reach::All, &mut |_, _| true)
     }
 
     /// Does the same as [`Root::directories_below`] for the directories directly below `parent`.

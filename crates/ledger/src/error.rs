@@ -130,8 +130,8 @@ impl fmt::Display for LedgerError {
             Self::Damaged { what, .. } => {
                 write!(
                     f,
-                    "cannot be used ({what}); end the group's programs, then remove the group and \
-                     create it again"
+                    "cannot be used ({what}), nor can the events and the history in it; end the \
+                     group's programs, then remove the group and create it again"
                 )
             }
             Self::Version {

@@ -41,11 +41,13 @@ pub enum Cause {
     Host = 8,
     /// After the request, less would be free on the GPU than `keep_free` keeps.
     KeepFree = 9,
+    /// The request waited for room in the group, and a signal to the process ended the wait.
+    Signal = 10,
 }
 
 impl Cause {
     /// All causes with their names.
-    const ALL: [(Self, &str); 9] = [
+    const ALL: [(Self, &str); 10] = [
         (Self::Oom, "oom"),
         (Self::Command, "command"),
         (Self::Limit, "limit"),
@@ -55,6 +57,7 @@ impl Cause {
         (Self::Outside, "outside"),
         (Self::Host, "host"),
         (Self::KeepFree, "keep_free"),
+        (Self::Signal, "signal"),
     ];
 
     /// Returns the name of the cause, as users see it.

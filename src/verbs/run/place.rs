@@ -222,16 +222,17 @@ fn callers() -> Result<(Option<Group>, Option<Created>), Failure> {
         true => Failure::new(format_args!("{} is set, and {failure}", policy::GROUP)),
         false => failure,
     };
-    let made = match asked.root.group(&asked.group) {
-        Err(error) if error.is_missing() && asked.needs_gpus() => {
-            return Err(failed(Failure::new(format_args!(
-                "{} has limits of single GPUs, which only a program of CUDA can apply: leave the \
-                 job with `unset {}`",
-                policy::MAX,
-                policy::GROUP
-            ))));
+    let made = match (asked.root.group(&asked.group), &asked.create) {
+        (Err(error), Some(limits)) if error.is_missing() && limits.needs_gpus() => {
+            return Err(Failure::new(format_args!(
+                "{variable} has limits of single GPUs, which only a program of CUDA can apply: \
+                 run `unset {variable} {}`, and give the limits as options, such as `--max 4G \
+                 --device 0`",
+                policy::GROUP,
+                variable = limits.variable
+            )));
         }
-        Err(error) if error.is_missing() => asked.make(&Vec::new, &|_| None),
+        (Err(error), _) if error.is_missing() => asked.make(&Vec::new, &|_| None),
         _ => Ok(None),
     };
     let made = made.map_err(|error| failed(error.into()))?;

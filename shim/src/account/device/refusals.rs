@@ -215,7 +215,9 @@ impl Device {
         let group = &self.book.group;
         let context = group.context_hint().max(self.least_context);
         let cause = match refusal.cause {
-            Cause::Limit if context > refusal.max => Cause::Context,
+            Cause::Limit if context > refusal.max && group.member().counts_contexts() => {
+                Cause::Context
+            }
             cause => cause,
         };
         let is_of_gpu = matches!(cause, Cause::KeepFree | Cause::Outside);

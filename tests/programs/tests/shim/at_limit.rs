@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use gpulimit_ledger::{Category, EventKind, NoWitness};
+use gpulimit_ledger::{Category, Cause, EventKind, NoWitness};
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually};
 
 /// Sends a request that has to wait, and checks that it still waits after more looks at the ledger.
@@ -129,7 +129,15 @@ fn a_signal_ends_the_wait() {
     other.signal(10);
     assert_eq!(other.answer(), "2");
     world.judge(cap);
-    drop((holder, other));
+    let trail = world.ledger().trail(0);
+    let last = trail.last().expect("the refusal");
+    assert_eq!(
+        (last.event.what.kind, last.cause),
+        (EventKind::Refusal, Some(Cause::Signal))
+    );
+    let (_, errors) = other.end();
+    assert!(errors.contains(". A signal ended its wait"), "{errors}");
+    drop(holder);
     world.judge_end(cap);
 }
 

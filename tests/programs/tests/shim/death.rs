@@ -48,13 +48,21 @@ fn a_new_process_waits_for_memory_of_a_killed_one() {
     world.judge_end(CAP);
 }
 
+fn shown(world: &World) -> String {
+    let mut command = world.bare(&world::controller());
+    command.arg("show");
+    text(&world::finish(command).stdout)
+}
+
 #[test]
 fn dead_processes_count_while_the_driver_lists_them() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 1000M", "0")]);
     let mut other = world.on_gpu();
+    assert!(!shown(&world).contains("DRAINING"));
     holder.kill();
+    assert!(shown(&world).contains("DRAINING"));
     let free = other.numbers("info")[1];
     assert!(free <= CAP - 2 * CONTEXT - 1000 * MIB, "{free}");
     world.machine().knob("kill-lag-ms", "0");

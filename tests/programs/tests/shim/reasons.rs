@@ -91,6 +91,15 @@ fn a_limit_below_a_context_is_named() {
     let (_, errors) = program.end();
     let said = ". A CUDA context on this GPU takes at least ";
     assert!(errors.contains(said), "{errors}");
+
+    // A context that is not charged is not the reason.
+    let world = World::new(100 * MIB);
+    world.settings(&["count_context=no"]);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 200M", "2")]);
+    the_refusal(&world, Cause::Limit);
+    let (_, errors) = program.end();
+    assert!(!errors.contains("context"), "{errors}");
 }
 
 /// Starts a program without the library that takes so much of the GPU.
