@@ -184,9 +184,11 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
         format!("  {count} outside{unsure} {}", short(bytes))
     });
     let others = (OUTSIDE, format!(" others {others}{outside}  free {free}"));
-    let limits = gpu
-        .limits
-        .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
+    let limits = gpu.limits.map(|limits| {
+        let is_above = gpu.total.is_some_and(|total| limits > total);
+        let above = if is_above { ", above its size" } else { "" };
+        (LIMIT, format!(" limits {}{above}", short(limits)))
+    });
     let parts = gpu.parts.iter();
     let parts =
         parts.map(|(title, bytes)| (tops.fill(title), format!(" {title} {}", short(*bytes))));

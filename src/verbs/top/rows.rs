@@ -99,9 +99,7 @@ impl Choice {
             Sort::Group => Place::name(&process.title),
             Sort::User => Place::name(&process.user),
             Sort::Pid => process.pid.map(Place::Number),
-            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => {
-                Place::figure(process.gpu.as_ref().map(|(_, parts)| parts.total))
-            }
+            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => Place::figure(process.total()),
         }
     }
 }
