@@ -50,10 +50,12 @@ pub struct Told {
 impl Machines {
     /// Starts the threads. Each machine reads its groups at this interval.
     pub fn start(args: &Args, interval: Duration) -> Option<Self> {
-        let names = args.machines.iter().cloned();
-        let known: Known = names.clone().map(|name| (name, None)).collect();
+        let all = args.machines.iter().enumerate();
+        let named = all.filter(|(at, name)| !args.machines[..*at].contains(name));
+        let known: Known = named.map(|(_, name)| (name.clone(), None)).collect();
+        let names: Vec<String> = known.iter().map(|(name, _)| name.clone()).collect();
         let known = Arc::new((Mutex::new(known), Condvar::new()));
-        for (at, name) in names.enumerate() {
+        for (at, name) in names.into_iter().enumerate() {
             let weak = Arc::downgrade(&known);
             let tell = move |answer| {
                 let known = weak.upgrade();
@@ -113,6 +115,7 @@ fn follow(machine: &str, interval: Duration, tell: &dyn Fn(Answer) -> bool) {
             }
             is_round
         });
+        let why = why.unwrap_or_else(|error| format!("cannot ask it: {error}"));
         if !tell(Err(why)) {
             return;
         }
@@ -141,8 +144,7 @@ impl Told {
                 }
                 group.add_up();
             }
-            told.processes
-                .retain(|process| check_name(&process.group).is_ok());
+            told.processes.retain(|it| check_name(&it.group).is_ok());
             for process in &mut told.processes {
                 process.machine = machine.into();
                 root(&mut process.root);

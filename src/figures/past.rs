@@ -315,7 +315,7 @@ fields! { pub MARK(it: Mark):
 
 fields! { pub PERIOD(it: Span):
     /// The begin of the period.
-    "time": Time => time(it);
+    "time": Time => moment(it.start).to_string();
     /// The largest usage that is known; null if no member took memory in the period and the usage
     /// is not known from before and after.
     "max": Bytes => it.known.map(|usage| usage.max);
@@ -331,11 +331,6 @@ fields! { pub PERIOD(it: Span):
     "waited_ms": Ms => u64::from(it.waited) * 1_000;
     /// The processes that were killed.
     "kills": Count => it.kills;
-}
-
-/// Returns the begin of a period for programs.
-fn time(span: &Span) -> String {
-    moment(span.start).to_string()
 }
 
 /// Returns a time in seconds since 1970 as a moment.

@@ -33,9 +33,7 @@ pub fn act(act: Act) -> String {
                 vec!["--pid".into(), pid.to_string()]
             });
             let mut command = Command::new("/proc/self/exe");
-            command
-                .args([moved.verb(), "--timeout", PATIENCE])
-                .args(whom);
+            command.args([moved, "--timeout", PATIENCE]).args(whom);
             let output = command.stdin(Stdio::null()).output();
             let output = output.map_err(|error| Failure::new(format_args!("{error}")))?;
             let said = [output.stderr, output.stdout].concat();

@@ -185,12 +185,8 @@ impl<'a> Rows<'a> {
                 (Name::of(row.group), gpu.map(|gpu| gpu.id), None)
             }
             None => {
-                let process = self.processes.get(at - self.groups.len())?;
-                (
-                    Name::of_process(process),
-                    gpu_of(process),
-                    Some(Who::of(process)),
-                )
+                let it = self.processes.get(at - self.groups.len())?;
+                (Name::of_process(it), gpu_of(it), Some(Who::of(it)))
             }
         };
         Some(Item {

@@ -151,18 +151,14 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
 
     /// Draws the heads, and below them the rows from `first` on. The solver of ratatui's own table
     /// would take a third of the time of `top --once` (measured).
-    pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
+    pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, chosen: Option<usize>) {
         let widths = self.widths(area.width.into());
         let mut lines = area.rows();
         let mut draw = |cell: &dyn Fn(&Column<'a, R>, usize) -> Line<'a>, style| {
             let Some(line) = lines.next() else { return };
             let mut x = line.x;
-            for (column, width) in self
-                .columns
-                .iter()
-                .zip(&widths)
-                .filter(|(_, width)| **width > 0)
-            {
+            let columns = self.columns.iter().zip(&widths);
+            for (column, width) in columns.filter(|(_, width)| **width > 0) {
                 let cell = fitted(cell(column, *width), *width).alignment(column.align);
                 cell.render(Rect::new(x, line.y, *width as u16, 1), buffer);
                 x += *width as u16 + 1;
@@ -174,11 +170,7 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
             PLAIN,
         );
         for at in (first..self.rows.len()).take(area.height.saturating_sub(1).into()) {
-            let style = if selected == Some(at) {
-                SELECTED
-            } else {
-                PLAIN
-            };
+            let style = if chosen == Some(at) { SELECTED } else { PLAIN };
             draw(&|column, width| (column.cell)(self.rows[at], width), style);
         }
     }
@@ -217,7 +209,7 @@ pub fn groups<'a>(
 ) -> Table<'a, &'a GroupRow<'a>> {
     let machines = gpus.chunk_by(|one, other| one.machine == other.machine);
     let most = machines.max_by_key(|gpus| gpus.len()).unwrap_or_default();
-    let heads = most.iter().map(|gpu| last_digit(gpu.index));
+    let heads: String = most.iter().map(|gpu| last_digit(gpu.index)).collect();
     let cells = most.len();
     let (machine, figures) = Row::FIELDS.split_at(1);
     // Beside sums of several GPUs, a percentage says of which GPU it is.
@@ -228,41 +220,29 @@ pub fn groups<'a>(
         .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| {
             Span::styled(&*it.name, tops.fill(it.top).1)
         })
-        .column(
-            (&heads.collect::<String>(), Look::Left),
-            [cells; 3],
-            3,
-            |it, _| {
-                let its = gpus
-                    .iter()
-                    .filter(|gpu| gpu.machine == it.row.group.machine);
-                Line::from_iter(its.map(|gpu| cell(it.row.group, gpu)))
-            },
-        )
+        .column((&heads, Look::Left), [cells; 3], 3, |it, _| {
+            let its = gpus.iter();
+            let its = its.filter(|gpu| gpu.machine == it.row.group.machine);
+            Line::from_iter(its.map(|gpu| cell(it.row.group, gpu)))
+        })
         .declared(figures, |it| &it.row)
         .column((percent, Look::Right), [10, 10, 0], 4, move |it, _| {
             let fullest = gpus_of(&it.row).iter().max_by_key(|gpu| gpu.percent());
             let percent = fullest.and_then(Gpu::percent);
-            let (text, index) = (figure(percent), fullest.and_then(|gpu| gpu.index));
-            let style = if percent >= Some(NEARLY) {
-                ALARM
-            } else {
-                PLAIN
+            let (is_nearly_full, text) = (percent >= Some(NEARLY), figure(percent));
+            let text = match fullest.filter(|_| is_sum && percent.is_some()) {
+                Some(gpu) => format!("{}: {text}%", figure(gpu.index)),
+                None => text,
             };
-            match is_sum && percent.is_some() {
-                true => Span::styled(format!("{}: {text}%", figure(index)), style),
-                false => Span::styled(text, style),
-            }
+            Span::styled(text, if is_nearly_full { ALARM } else { PLAIN })
         })
         .column(("MEM 10 MIN", Look::Left), [10, 10, 60], 7, |it, width| {
             let recent = it.row.gpu.map(|gpu| recent(gpu, width));
             Line::styled(recent.unwrap_or_default(), CURVE)
         })
         .column(("STATE", Look::Left), [8, 36, 0], 5, |it, _| {
-            let states = states(&it.row)
-                .into_iter()
-                .map(|state| [state, ", ".into()]);
-            let mut spans: Vec<_> = states.flatten().collect();
+            let states = states(&it.row).into_iter();
+            let mut spans: Vec<_> = states.flat_map(|state| [state, ", ".into()]).collect();
             spans.pop();
             Line::from(spans)
         })
@@ -308,27 +288,21 @@ pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
         Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
         _ => longest.to_string(),
     });
-    let (is_above_max, is_above_high) = (is_above(Gpu::limit), is_above(|it| it.bytes(Key::High)));
+    let above = is_above(Gpu::limit).then_some("above max");
+    let above = above.or(is_above(|it| it.bytes(Key::High)).then_some("above high"));
+    let count = gpu.refused_lately;
+    let refused = (count > 0).then(|| format!("{count} refused in 1 min"));
     let states = [
         (ALARM, waits),
-        (
-            ALARM,
-            (gpu.refused_lately > 0).then(|| format!("{} refused in 1 min", gpu.refused_lately)),
-        ),
-        (ALARM, is_above_max.then(|| "above max".into())),
-        (
-            ALARM,
-            (is_above_high && !is_above_max).then(|| "above high".into()),
-        ),
+        (ALARM, refused),
+        (ALARM, above.map(str::to_owned)),
         (ALARM, sized("uncovered", gpu.uncovered)),
         (ALARM, gpu.trend.map(|_| "may leak".into())),
         (PLAIN, sized("suspended", gpu.suspended)),
         (PLAIN, (gpu.draining > Some(0)).then(|| "draining".into())),
     ];
-    let states = states.into_iter();
-    states
-        .filter_map(|(style, state)| Some(Span::styled(state?, style)))
-        .collect()
+    let span = |(style, state): (Style, Option<String>)| Some(Span::styled(state?, style));
+    states.into_iter().filter_map(span).collect()
 }
 
 /// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
