@@ -124,11 +124,8 @@ const WIDTH: u16 = 80;
 
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     const WHY: &str = "expected seconds, from 0.1 to 86400";
-    let seconds: f64 = text
-        .strip_suffix('s')
-        .unwrap_or(text)
-        .parse()
-        .map_err(|_| WHY)?;
+    let text = text.strip_suffix('s').unwrap_or(text);
+    let seconds: f64 = text.parse().map_err(|_| WHY)?;
     match seconds {
         0.1..=86_400.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(WHY),

@@ -190,9 +190,8 @@ fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut
         text += &interval;
     }
     let line = Line::from_iter([Span::styled("gpulimit", TITLE), text.into()]);
-    Line::styled(warning, ALARM)
-        .right_aligned()
-        .render(area, buffer);
+    let warning = Line::styled(warning, ALARM).right_aligned();
+    warning.render(area, buffer);
     fitted(line, room).render(area, buffer);
 }
 

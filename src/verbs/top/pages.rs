@@ -79,8 +79,7 @@ const MEANINGS: [&str; 8] = [
 
 /// Returns the lines of the help.
 pub fn help(width: usize, readonly: bool) -> Vec<Line<'static>> {
-    let changes =
-        |line: &str| line.starts_with("s ") || line.starts_with("K F9") || line.starts_with("S ");
+    let changes = |line: &str| ["s ", "K F9", "S "].iter().any(|key| line.starts_with(key));
     let mut lines = Vec::new();
     for key in KEYS.lines().filter(|line| !readonly || !changes(line)) {
         for line in wrap(key, KEY, width) {
@@ -118,11 +117,8 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         format!("  the last {}", coarse(wanted.since)).into(),
     ])];
     lines.extend(wrapped(&Escaped(&settings(group)).to_string(), width));
-    let pasts = scene
-        .round
-        .pasts
-        .as_ref()
-        .filter(|(read, ..)| read == wanted);
+    let pasts = scene.round.pasts.as_ref();
+    let pasts = pasts.filter(|(read, ..)| read == wanted);
     lines.extend(processes(scene.round, &wanted.group, width));
     let refusals = pasts.map_or(&[][..], |(_, _, refusals)| refusals);
     if !refusals.is_empty() {
@@ -145,21 +141,14 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
             lines.extend(wrapped(&text, width));
         }
         lines.extend(states(&row).into_iter().map(Line::from));
-        match (past, pasts) {
-            (Some(past), _) => {
-                let curve = curve::of(past, scene.zone, width, scene.look.unicode);
-                lines.extend(curve.into_iter().map(Line::from));
-            }
-            (None, _) if !group.machine.is_empty() => {
-                lines.push(format!("history: on {}", group.machine).into());
-            }
-            (None, None) => lines.push("reading the history".into()),
-            (None, Some(_)) => {
-                lines.push(
-                    "no history: the group is a job in a group, or has not used this GPU".into(),
-                );
-            }
-        }
+        const NONE: &str = "no history: the group is a job in a group, or has not used this GPU";
+        let curve = match (past, pasts) {
+            (Some(past), _) => curve::of(past, scene.zone, width, scene.look.unicode),
+            _ if !group.machine.is_empty() => vec![format!("history: on {}", group.machine)],
+            (None, None) => vec!["reading the history".into()],
+            (None, Some(_)) => vec![NONE.into()],
+        };
+        lines.extend(curve.into_iter().map(Line::from));
     }
     lines
 }

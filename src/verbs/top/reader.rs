@@ -2,7 +2,6 @@
 
 use super::round::{Name, Round, Wanted};
 use super::rows::gpu_of;
-use crate::figures::event::Line;
 use crate::figures::event::watch::{Scope, Watch};
 use crate::figures::machines::Machines;
 use crate::figures::outside::Finder;
@@ -32,29 +31,22 @@ const RELOAD: Duration = Duration::from_secs(10);
 /// How long one round waits for the command lines of processes.
 const COMMANDS: Duration = Duration::from_secs(2);
 
-/// The containers and jobs that were already looked up.
-#[derive(Default)]
-pub struct Known {
-    /// By pid and by the process's own pid and user. A pid that is used again soon by the same user
-    /// can show an old place.
-    places: BTreeMap<(u32, u32, u32), Option<String>>,
-}
+/// The containers and jobs that were already looked up, by pid and by the process's own pid and
+/// user. A pid that is used again soon by the same user can show an old place.
+type Places = BTreeMap<(u32, u32, u32), Option<String>>;
 
-impl Known {
+/// Returns the container or the job of a live process.
+fn place(process: &Process, known: &mut Places) -> Option<String> {
     /// The number of processes to remember.
-    const PLACES: usize = 1 << 16;
-
-    /// Returns the container or the job of a live process.
-    pub fn place(&mut self, process: &Process) -> Option<String> {
-        let is_here = process.alive && process.machine.is_empty();
-        let pid = process.pid.filter(|_| is_here)?;
-        if self.places.len() > Self::PLACES {
-            self.places.clear();
-        }
-        let key = (pid, process.own_pid, process.uid);
-        let of_process = || place::of_process(pid);
-        self.places.entry(key).or_insert_with(of_process).clone()
+    const MOST: usize = 1 << 16;
+    let is_here = process.alive && process.machine.is_empty();
+    let pid = process.pid.filter(|_| is_here)?;
+    if known.len() > MOST {
+        known.clear();
     }
+    let key = (pid, process.own_pid, process.uid);
+    let of_process = || place::of_process(pid);
+    known.entry(key).or_insert_with(of_process).clone()
 }
 
 /// Reads rounds one after the other, and keeps what need not be read anew.
@@ -63,7 +55,7 @@ pub struct Source {
     /// The machines to show, if they are not this one.
     machines: Option<Machines>,
     driver: Option<(Driver, Instant)>,
-    known: Known,
+    places: Places,
     trends: Kept,
     commands: Commands,
     shares: Shares,
@@ -76,7 +68,7 @@ impl Source {
             group,
             machines,
             driver: None,
-            known: Known::default(),
+            places: Places::default(),
             trends: Kept::default(),
             commands: Commands::new(COMMANDS),
             shares: Shares::default(),
@@ -148,7 +140,8 @@ impl Source {
     /// Returns a round that was read as it is shown to people.
     pub fn shown(&mut self, mut round: Round) -> Round {
         for process in &mut round.processes {
-            let place = place::of_group(&process.group).or_else(|| self.known.place(process));
+            let place =
+                place::of_group(&process.group).or_else(|| place(process, &mut self.places));
             process.place = place.unwrap_or_default();
         }
         round.escape();
@@ -177,9 +170,9 @@ fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
     };
     let (mut lines, _) = read().unwrap_or_default();
     lines.retain(|line| line.event.what.kind == EventKind::Refusal);
-    let last = &lines[lines.len().saturating_sub(LAST)..];
-    let text = |line: &Line| Escaped(&line.text(driver)).to_string();
-    last.iter().map(text).collect()
+    let last = lines.iter().skip(lines.len().saturating_sub(LAST));
+    last.map(|line| Escaped(&line.text(driver)).to_string())
+        .collect()
 }
 
 /// Returns which members were refused memory of a GPU by this group in the last minute, by their

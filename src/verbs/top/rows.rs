@@ -256,10 +256,7 @@ fn shown(round: &Round, choice: &Choice, processes: &[&Process]) -> Option<BTree
     }
     let is_chosen = |it: &&Figures| choice.user.is_empty() && contains(&it.title, &choice.filter);
     let groups = round.groups.iter().filter(is_chosen).map(Name::of);
-    let chosen = processes
-        .iter()
-        .map(|it| Name::of_process(it))
-        .chain(groups);
+    let members = processes.iter().map(|it| Name::of_process(it));
     let with_above = |name: Name| successors(Some(name), Name::above);
-    Some(chosen.flat_map(with_above).collect())
+    Some(members.chain(groups).flat_map(with_above).collect())
 }

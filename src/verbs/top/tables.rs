@@ -387,7 +387,7 @@ pub fn users(uses: &[Use]) -> Table<'_, &Use> {
 
 /// Returns the state of a process, or the request that waits; empty for a process that runs.
 fn state(process: &Process) -> String {
-    let parts = process.gpu.as_ref().map(|(_, parts)| parts);
+    let suspended = process.gpu.as_ref().map(|(_, parts)| parts.suspended);
     match (&process.waits, process.state) {
         (Some(waits), _) => waits.to_string(),
         (None, "running") => process.refused.map_or_else(String::new, |time| {
@@ -395,9 +395,7 @@ fn state(process: &Process) -> String {
         }),
         (None, "resuming") => sized("waits for", process.returning()).unwrap_or("resuming".into()),
         // On a GPU of which nothing is on the host, there is no figure.
-        (None, "suspended") => parts
-            .and_then(|parts| sized("suspended", Some(parts.suspended)))
-            .unwrap_or_else(|| "suspended".into()),
+        (None, "suspended") => sized("suspended", suspended).unwrap_or("suspended".into()),
         (None, state) => state.into(),
     }
 }

@@ -329,11 +329,8 @@ impl View {
             Some(row) => format!("GPU {}", round.label(row.gpu.map(|gpu| gpu.id))),
             None => format!("{} GPUs", Selector::All),
         };
-        let now = figure(shown.map(|row| row.max()));
-        let about = format!(
-            "{}: max on {scope} is {now}. Esc changes nothing.",
-            group.title
-        );
+        let (title, now) = (&group.title, figure(shown.map(|row| row.max())));
+        let about = format!("{title}: max on {scope} is {now}. Esc changes nothing.");
         let gpu = own.and_then(|row| Some(row.gpu?.id.to_string()));
         self.ask(Question::Limit(item.group, gpu), about, "")
     }
@@ -357,7 +354,7 @@ impl View {
             true => "resume",
             false => "suspend",
         };
-        let about = format!("{} {whom}?{command}", moved);
+        let about = format!("{moved} {whom}?{command}");
         self.ask(Question::Move(item.group, item.process, moved), about, "")
     }
 
