@@ -53,13 +53,13 @@ S                   suspend the process, or the group's, or resume them; asks fi
 /// What the columns and characters mean.
 const MEANINGS: [&str; 8] = [
     "In a bar, each filling is a top group. The last one, `others`, is memory of no shown group: \
-     other programs and the driver. The mark is the sum of the limits of the top groups, \
-     if all have one.",
+     other programs and the driver. The mark is the sum of the limits of the top groups, if all \
+     have one.",
     "MAX is the group's own limit (`max`: it has none), and % the used part of the limit that \
      applies, which can be that of a group above. USAGE includes the groups below. REFUSED counts \
      from the group's beginning.",
-    "MEM 10 MIN is the usage of the last ten minutes, if the group keeps a history; its full \
-     height is the limit.",
+    "MEM 10 MIN is the memory used in the last ten minutes, if the group keeps a history; its \
+     full height is the limit.",
     "STATE: a request `waits for` memory, how long it has waited, and the process with the most \
      memory of the full group; `2 refused in 1 min`; `above high` or `above max`; \
      `suspended`: this memory is on the host, and no part of the usage; `draining`: a process has \
@@ -72,8 +72,8 @@ const MEANINGS: [&str; 8] = [
      process use them, or its ledger its charge change (`<5 min`: that is noted to five minutes): \
      a hint, no proof. RAM is its memory on the host, AGE the time since its start.",
     "A group on several GPUs has one row with the sums of its figures; FULLEST is the % of its \
-     fullest GPU, with its number. The cells below the digits of the GPUs are what the group uses of its limit there. \
-     d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",
+     fullest GPU. The cells below the digits of the GPUs are what the group uses of its limit \
+     there. d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",
     "The same in other verbs: gpulimit show, ps, history, set, kill.",
 ];
 
