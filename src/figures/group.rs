@@ -36,7 +36,7 @@ pub struct Figures {
     pub rules: LimitSet,
     /// The live processes in the group. `None`, like all usage figures, if the ledger cannot be
     /// read.
-    pub processes: Option<usize>,
+    pub processes: Option<u64>,
     /// The smallest `max` for all GPUs among groups above, with that group's name; `None` if this
     /// group's is not larger.
     #[serde(skip)]
@@ -89,7 +89,7 @@ pub struct Gpu {
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
     /// The number of live processes in the group that have used this GPU.
-    pub processes: Option<usize>,
+    pub processes: Option<u64>,
     /// How the usage grows; `None` if it does not, or if this is unknown.
     pub trend: Option<Trend>,
     /// The usage of the last ten minutes, if somebody has read it.
@@ -97,9 +97,9 @@ pub struct Gpu {
     /// The requests that were refused in the last minute, if somebody has read the history.
     pub refused_lately: u64,
     /// The number of ended processes whose memory the driver has not freed yet.
-    pub draining: Option<usize>,
+    pub draining: Option<u64>,
     /// The number of live processes in the group that wait for memory of this GPU.
-    pub waiting: Option<usize>,
+    pub waiting: Option<u64>,
     /// The request that has waited longest among these.
     pub longest_wait: Option<Waiter>,
     /// The charged bytes by category, as the members published them.
@@ -202,10 +202,6 @@ impl Figures {
             let parts = gpus.iter().map(figure);
             parts.reduce(|sum, part| Some(sum?.saturating_add(part?)))?
         };
-        let count = |figure: fn(&Gpu) -> Option<usize>| {
-            let parts = gpus.iter().map(figure);
-            parts.reduce(|sum, part| Some(sum?.saturating_add(part?)))?
-        };
         let parts = gpus.iter().map(|gpu| gpu.recent.len()).max().unwrap_or(0);
         let at = |part| gpus.iter().filter_map(move |gpu| *gpu.recent.get(part)?);
         let by = (first.effective.clone()).map_or_else(String::new, |(_, group)| group);
@@ -229,8 +225,8 @@ impl Figures {
                 .map(|part| at(part).reduce(u64::saturating_add))
                 .collect(),
             refused_lately: sum(|gpu| Some(gpu.refused_lately)).unwrap_or(0),
-            draining: count(|gpu| gpu.draining),
-            waiting: count(|gpu| gpu.waiting),
+            draining: sum(|gpu| gpu.draining),
+            waiting: sum(|gpu| gpu.waiting),
             longest_wait: (gpus.iter().filter_map(|gpu| gpu.longest_wait.clone()))
                 .max_by_key(Waiter::waited),
             by: None,

@@ -50,18 +50,18 @@ pub struct Told {
 impl Machines {
     /// Starts the threads. Each machine reads its groups at this interval.
     pub fn start(args: &Args, interval: Duration) -> Option<Self> {
-        let names = args.machines.iter().cloned();
-        let known: Known = names.clone().map(|name| (name, None)).collect();
+        let all = args.machines.iter().enumerate();
+        let named = all.filter(|(at, name)| !args.machines[..*at].contains(name));
+        let known: Known = named.map(|(_, name)| (name.clone(), None)).collect();
+        let names: Vec<String> = known.iter().map(|(name, _)| name.clone()).collect();
         let known = Arc::new((Mutex::new(known), Condvar::new()));
-        for (at, name) in names.enumerate() {
+        for (at, name) in names.into_iter().enumerate() {
             let weak = Arc::downgrade(&known);
             let tell = move |answer| {
-                let known = weak.upgrade();
-                known.is_some_and(|known| {
-                    lock(&known.0)[at].1 = Some(answer);
-                    known.1.notify_all();
-                    true
-                })
+                let known = weak.upgrade()?;
+                lock(&known.0)[at].1 = Some(answer);
+                known.1.notify_all();
+                Some(())
             };
             let work = move || follow(&name, interval, &tell);
             // A machine without a thread is one that is not reached.
@@ -78,20 +78,13 @@ impl Machines {
 
     /// Returns what the machines said last.
     pub fn read(&mut self) -> (Asked, Told) {
-        let mut all = Told::default();
-        let known = lock(&self.known.0);
-        let asked = known.iter().map(|(name, answer)| {
-            let error = match answer {
-                Some(Ok(told)) => {
-                    all.add(told.clone());
-                    None
-                }
-                Some(Err(why)) => Some(why.clone()),
-                None => Some("not reached yet".into()),
-            };
-            (name.clone(), error)
-        });
-        (asked.collect(), all)
+        let (mut asked, mut all) = (Asked::new(), Told::default());
+        for (name, answer) in &*lock(&self.known.0) {
+            let answer = answer.clone();
+            let answer = answer.unwrap_or_else(|| Err("not reached yet".into()));
+            asked.push((name.clone(), answer.map(|told| all.add(told)).err()));
+        }
+        (asked, all)
     }
 }
 
@@ -100,22 +93,17 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 /// Asks a machine until nobody listens. The pause after a failure grows.
-fn follow(machine: &str, interval: Duration, tell: &dyn Fn(Answer) -> bool) {
+fn follow(machine: &str, interval: Duration, tell: &dyn Fn(Answer) -> Option<()>) -> Option<()> {
     const LONGEST: u64 = 30;
     let mut pause = 1;
     loop {
         let why = ssh::lines(machine, interval, |line| {
             let answer = Told::read(machine, line);
-            let is_round = answer.is_some();
-            if let Some(answer) = answer {
-                pause = 1;
-                tell(answer);
-            }
-            is_round
+            pause = if answer.is_some() { 1 } else { pause };
+            answer.map(tell).is_some()
         });
-        if !tell(Err(why)) {
-            return;
-        }
+        let why = why.unwrap_or_else(|error| format!("cannot ask it: {error}"));
+        tell(Err(why))?;
         thread::sleep(Duration::from_secs(pause));
         pause = (2 * pause).min(LONGEST);
     }
@@ -127,9 +115,8 @@ impl Told {
         let read: Answer = serde_json::from_slice(line).ok()?;
         Some(read.map(|mut told| {
             let root = |root: &mut PathBuf| *root = format!("{machine}:{}", root.display()).into();
-            told.gpus
-                .iter_mut()
-                .for_each(|gpu| gpu.machine = machine.into());
+            let gpus = told.gpus.iter_mut();
+            gpus.for_each(|gpu| gpu.machine = machine.into());
             told.groups.retain(|group| check_name(&group.name).is_ok());
             for group in &mut told.groups {
                 group.machine = machine.into();
@@ -141,8 +128,7 @@ impl Told {
                 }
                 group.add_up();
             }
-            told.processes
-                .retain(|process| check_name(&process.group).is_ok());
+            told.processes.retain(|it| check_name(&it.group).is_ok());
             for process in &mut told.processes {
                 process.machine = machine.into();
                 root(&mut process.root);

@@ -10,7 +10,7 @@ use crate::words::clock::{self, Moment};
 use crate::words::text;
 use gpulimit_base::units::gib;
 use gpulimit_group::Kind;
-use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, Event, EventKind, Ledger, NoWitness, Resolution};
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -32,14 +32,8 @@ pub struct Past {
     peak: u64,
     usage: u64,
     pub spans: Vec<Span>,
-    marks: Vec<Mark>,
-}
-
-/// An event that moved memory, in the trail of the group.
-pub struct Mark {
-    unix_ms: u64,
-    kind: EventKind,
-    bytes: u64,
+    /// The events in the trail of the group that moved memory.
+    marks: Vec<Event>,
 }
 
 /// The kinds of events that are marks.
@@ -52,18 +46,14 @@ const MARKS: [EventKind; 5] = [
 ];
 
 /// Returns the marks of a group on one GPU since a time in seconds since 1970.
-fn marks(ledger: &Ledger, device: DeviceIndex, since: u64) -> Vec<Mark> {
+fn marks(ledger: &Ledger, device: DeviceIndex, since: u64) -> Vec<Event> {
+    let is_mark = |event: &Event| {
+        let (what, second) = (event.what, event.time_us / 1_000_000);
+        MARKS.contains(&what.kind) && what.device == Some(device) && second >= since
+    };
     let trail = ledger.trail(0).into_iter();
     let own = trail.filter(|traced| traced.group.is_empty());
-    own.map(|traced| traced.event)
-        .filter(|event| MARKS.contains(&event.what.kind) && event.what.device == Some(device))
-        .map(|event| Mark {
-            unix_ms: event.time_us / 1_000,
-            kind: event.what.kind,
-            bytes: event.what.bytes,
-        })
-        .filter(|mark| mark.unix_ms >= since.saturating_mul(1_000))
-        .collect()
+    own.map(|traced| traced.event).filter(is_mark).collect()
 }
 
 /// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
@@ -116,12 +106,9 @@ pub fn recent(ledger: &Ledger, device: DeviceIndex, usage: u64) -> (Recent, u64)
     // The window begins in the middle of a period.
     spans.drain(..spans.len() % PART);
     let highest = |part: &[Span]| part.iter().filter_map(Span::highest).max();
-    let refused = spans
-        .iter()
-        .rev()
-        .take(60)
-        .map(|span| u64::from(span.refusals));
-    (spans.chunks(PART).map(highest).collect(), refused.sum())
+    let minute = spans.iter().rev().take(60);
+    let refused = minute.map(|span| u64::from(span.refusals)).sum();
+    (spans.chunks(PART).map(highest).collect(), refused)
 }
 
 /// Returns a time in seconds since 1970.
@@ -180,21 +167,17 @@ impl Past {
         ended: Option<u64>,
     ) -> Self {
         let mut gpu = Gpu::of(view, device.id, driver);
-        gpu.trend = gpu
-            .usage
-            .filter(|_| ended.is_none())
-            .and_then(|usage| trend(ledger, device.index, usage));
         let usage = gpu.usage.unwrap_or(0);
+        if ended.is_none() {
+            gpu.trend = trend(ledger, device.index, usage);
+        }
         let end = ended.unwrap_or(now);
         let begin = match since > end {
             true => end.saturating_sub(now.saturating_sub(since)),
             false => since,
         };
         let window = Window::new(begin, end, usage);
-        let rings = |resolution| match ended {
-            Some(end) => ledger.history_until(device.index, resolution, end),
-            None => ledger.history(device.index, resolution),
-        };
+        let rings = |resolution| ledger.history_until(device.index, resolution, end);
         Self {
             title: view.title.clone(),
             name: view.group.name().into(),
@@ -240,9 +223,10 @@ impl Past {
             said += &format!(", waited {}", clock::span(waited));
         }
         let bytes = |kind| {
-            let of_kind = self.marks.iter().filter(|mark| mark.kind == kind);
-            let add = |sum: u64, mark: u64| sum.saturating_add(mark);
-            of_kind.map(|mark| mark.bytes).reduce(add)
+            let of_kind = self.marks.iter().filter(|mark| mark.what.kind == kind);
+            of_kind
+                .map(|mark| mark.what.bytes)
+                .reduce(u64::saturating_add)
         };
         if let Some(asked) = bytes(EventKind::Asked).filter(|bytes| *bytes > 0) {
             said += &format!(", members asked for {}", gib(asked));
@@ -256,8 +240,9 @@ impl Past {
 
     /// Returns when marks of these kinds were made, in seconds since 1970.
     pub fn times(&self, kinds: &[EventKind]) -> Vec<u64> {
-        let marks = self.marks.iter().filter(|mark| kinds.contains(&mark.kind));
-        marks.map(|mark| mark.unix_ms / 1_000).collect()
+        let marks = self.marks.iter();
+        let marks = marks.filter(|mark| kinds.contains(&mark.what.kind));
+        marks.map(|mark| mark.time_us / 1_000_000).collect()
     }
 
     pub fn json(&self, driver: Option<&Driver>) -> Value {
@@ -306,16 +291,16 @@ fields! { pub FIELDS(it: Past):
     "periods": Many("period") => fields::list(PERIOD, &it.spans);
 }
 
-fields! { pub MARK(it: Mark):
-    "time": Time => Moment { unix_ms: it.unix_ms }.to_string();
+fields! { pub MARK(it: Event):
+    "time": Time => Moment { unix_ms: it.time_us / 1_000 }.to_string();
     /// `asked`, `given`, `suspend`, `resume` or `lost`.
-    "kind": Text => it.kind.name();
-    "bytes": Bytes => it.bytes;
+    "kind": Text => it.what.kind.name();
+    "bytes": Bytes => it.what.bytes;
 }
 
 fields! { pub PERIOD(it: Span):
     /// The begin of the period.
-    "time": Time => time(it);
+    "time": Time => moment(it.start).to_string();
     /// The largest usage that is known; null if no member took memory in the period and the usage
     /// is not known from before and after.
     "max": Bytes => it.known.map(|usage| usage.max);
@@ -331,11 +316,6 @@ fields! { pub PERIOD(it: Span):
     "waited_ms": Ms => u64::from(it.waited) * 1_000;
     /// The processes that were killed.
     "kills": Count => it.kills;
-}
-
-/// Returns the begin of a period for programs.
-fn time(span: &Span) -> String {
-    moment(span.start).to_string()
 }
 
 /// Returns a time in seconds since 1970 as a moment.

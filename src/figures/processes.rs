@@ -202,6 +202,8 @@ pub struct Process {
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
+    /// How long ago a request was refused, if somebody has looked at the last minute.
+    pub refused: Option<Duration>,
     /// What the process does on the GPU, if somebody has asked NVML and NVML tells it.
     pub share: Option<Share>,
     /// When the process started, and when its charge on the GPU last changed, by its ledger, in
@@ -309,6 +311,7 @@ fn of(
         is_confirmed: false,
         gpu: None,
         waits: None,
+        refused: None,
         share: None,
         started_ms: (pid.filter(|_| process.alive)).and_then(|_| started(&process.identity)),
         charged_ms: None,
@@ -362,14 +365,15 @@ fn started(identity: &Identity) -> Option<u64> {
         .checked_add(ticks.checked_mul(1_000 / TICKS_PER_SECOND)?)
 }
 
-/// Returns a time, and for people how long ago it was.
-fn ago(unix_ms: Option<u64>) -> Cell {
-    let ago = |unix_ms| {
+/// Returns a time, and for people how long ago another one was, which is less if it is not sure.
+fn ago(time: Option<u64>, shown: Option<u64>, is_sure: bool) -> Cell {
+    let ago = |shown| {
         let now = Moment::from(Timestamp::now()).unix_ms;
-        clock::brief(Duration::from_millis(now.saturating_sub(unix_ms)))
+        let time = clock::brief(Duration::from_millis(now.saturating_sub(shown)));
+        if is_sure { time } else { format!("<{time}") }
     };
-    let time = unix_ms.map(|unix_ms| Moment { unix_ms }.to_string());
-    Cell::Said(time.into(), unix_ms.map(ago))
+    let time = time.map(|unix_ms| Moment { unix_ms }.to_string());
+    Cell::Said(time.into(), shown.map(ago))
 }
 
 fn state(process: &ProcessUsage, is_abandoned: bool, pid: Option<u32>) -> &'static str {
@@ -408,6 +412,7 @@ impl Process {
             is_confirmed: false,
             gpu: None,
             waits: None,
+            refused: None,
             share: None,
             started_ms: None,
             charged_ms: None,
@@ -428,6 +433,20 @@ impl Process {
     /// sample of the process: the ledger alone knows nothing of kernels.
     pub fn last_use(&self) -> Option<u64> {
         self.share?.used_ms.max(self.charged_ms)
+    }
+
+    /// Returns the last use, and for people the longest time since then: the ledger notes five
+    /// minutes.
+    fn idle(&self) -> Cell {
+        let used = self.share.and_then(|share| share.used_ms);
+        let charged = self.share.and(self.charged_ms);
+        let charged = charged.map(|end| end.saturating_sub(300_000));
+        ago(self.last_use(), used.max(charged), used >= charged)
+    }
+
+    /// Returns the bytes of memory that count against the limit.
+    pub fn total(&self) -> Option<u64> {
+        self.bytes(|parts| parts.total)
     }
 
     /// Returns the bytes for which a command that resumes the process waits: charges come back
@@ -486,22 +505,23 @@ fields! { pub FIELDS(it: Process):
     /// The name of the user, or the number.
     "user": Text, left("USER").narrow(5).top(3) => &*it.user;
     /// The full name of the group.
-    "group": Text, path("GROUP").top(4) => Cell::said(&*it.group, &*it.title);
+    "group": Text, path("GROUP").top(5) => Cell::said(&*it.group, &*it.title);
     /// The GPU; null for a process that has not used one yet.
     "gpu": Device, left("GPU") => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
     /// The command line, of at most 64 bytes.
     "command": Text, left("COMMAND").narrow(6).last() => it.command.as_deref();
     /// The mean part of the GPU's processors that the process used in the last seconds, by NVML.
-    "busy": Percent, right("BUSY").live().narrow(1).top(20) => it.share.map(|share| share.percent);
+    "busy": Percent, right("BUSY").live().narrow(1).top(7) => it.share.map(|share| share.percent);
     /// When NVML last saw the process use the processors, or the ledger its charge change: a hint,
     /// no proof. Null if neither is known.
-    "last_use": Time, right("IDLE").live().narrow(1).top(21) => ago(it.last_use());
+    "last_use": Time, right("IDLE").live().narrow(1).top(7) => it.idle();
     /// The process's memory on the host.
-    "host": Bytes, right("HOST").live().narrow(1).top(22) => it.host;
+    "host": Bytes, right("HOST").live().narrow(1).top(22).short("RAM") => it.host;
     /// The start of the process.
-    "started": Time, right("AGE").live().narrow(1).top(23) => ago(it.started_ms);
+    "started": Time, right("AGE").live().narrow(1).top(23)
+        => ago(it.started_ms, it.started_ms, true);
     /// Plain and virtual memory, arrays and graphs.
-    "allocations": Bytes, right("ALLOCATIONS").narrow(2).top(8).short("ALLOC")
+    "allocations": Bytes, right("ALLOCATIONS").narrow(2).top(20).short("ALLOC")
         => it.split(allocations);
     /// Plain memory.
     "linear": Bytes => it.part(Category::Linear);
@@ -512,13 +532,13 @@ fields! { pub FIELDS(it: Process):
     /// Memory of graphs.
     "graphs": Bytes => it.part(Category::Graphs);
     /// Memory that pools have reserved.
-    "pools": Bytes, right("POOLS").narrow(3).top(9) => it.part(Category::Pools);
+    "pools": Bytes, right("POOLS").narrow(3).top(20) => it.part(Category::Pools);
     /// Managed memory, which nvidia-smi does not show.
-    "managed": Bytes, right("MANAGED").narrow(1).top(10) => it.part(Category::Managed);
+    "managed": Bytes, right("MANAGED").narrow(1).top(21) => it.part(Category::Managed);
     /// The driver's memory of contexts and code.
-    "driver": Bytes, right("DRIVER").narrow(4).top(10) => it.part(Category::Driver);
+    "driver": Bytes, right("DRIVER").narrow(4).top(21) => it.part(Category::Driver);
     /// The memory that counts against the limit.
-    "total": Bytes, right("TOTAL").top(2) => it.bytes(|parts| parts.total);
+    "total": Bytes, right("TOTAL").top(2) => it.total();
     /// The memory that is on the host while the process is suspended; no part of the total.
     "suspended": Bytes, right("SUSPENDED").sparse() => it.bytes(|parts| parts.suspended);
     /// `running`, `suspending`, `suspended`, `frozen`, `resuming`, `abandoned`, `lost` or
@@ -528,4 +548,36 @@ fields! { pub FIELDS(it: Process):
     "state_by": Text => it.state_by();
     /// The request that waits for memory of the GPU; null if none waits.
     "waits_for": One("wait") => it.waits.as_ref().map(Waiter::json);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::fields::Unit;
+
+    #[test]
+    fn a_last_use_by_the_ledger_is_known_to_five_minutes() {
+        let ago = |minutes: u64| Moment::from(Timestamp::now()).unix_ms - minutes * 60_000 - 5_000;
+        let mut process = Process::example("lab", 1, "alice", "python");
+        for (used, charged, expected) in [
+            (Some(40), None, Some("40 min")),
+            (Some(40), Some(3), Some("<8 min")),
+            (None, Some(0), Some("<5 min")),
+            // What NVML saw after the charge is sure.
+            (Some(2), Some(3), Some("2 min")),
+            (Some(2), Some(0), Some("2 min")),
+            (None, None, None),
+        ] {
+            process.share = Some(Share {
+                percent: 0,
+                used_ms: used.map(ago),
+            });
+            process.charged_ms = charged.map(ago);
+            let shown = process.idle().text(Unit::Time, None);
+            assert_eq!(shown.as_deref(), expected, "{used:?} {charged:?}");
+        }
+        process.charged_ms = Some(ago(0));
+        process.share = None;
+        assert!(process.idle().is_dull(), "without samples");
+    }
 }

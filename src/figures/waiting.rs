@@ -109,12 +109,12 @@ impl Waiters {
     }
 
     /// Counts the processes in a group and in the groups below it that wait for memory of the GPU.
-    pub fn count(&self, root: &Path, group: &str, gpu: DeviceId) -> usize {
+    pub fn count(&self, root: &Path, group: &str, gpu: DeviceId) -> u64 {
         let processes: BTreeSet<_> = self
             .on(root, group, gpu)
             .map(|waiter| waiter.process)
             .collect();
-        processes.len()
+        processes.len() as u64
     }
 
     /// Returns the request that has waited longest among these.

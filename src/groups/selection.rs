@@ -539,14 +539,10 @@ impl View {
 
     /// Counts the processes in the group for which `of_kind` is true; `None` if the caller may not
     /// read the ledger.
-    pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<usize> {
-        let count = || {
-            self.processes
-                .iter()
-                .filter(|process| of_kind(process))
-                .count()
-        };
-        self.ledger.is_some().then(count)
+    pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<u64> {
+        let processes = self.processes.iter();
+        let found = processes.filter(|process| of_kind(process));
+        self.ledger.is_some().then(|| found.count() as u64)
     }
 }
 

@@ -6,6 +6,7 @@ use gpulimit_base::patience;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{self, Read};
+use std::mem;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -29,31 +30,22 @@ pub fn check(machine: &str) -> Result<String, &'static str> {
 
 /// Passes each line to `round`, which returns whether the line is a round, until there are no more
 /// or there is no round for long. Returns why there are no more. The command ends with this thread.
-pub fn lines(machine: &str, interval: Duration, mut round: impl FnMut(&[u8]) -> bool) -> String {
-    read(machine, interval, &mut round).unwrap_or_else(|error| format!("cannot ask it: {error}"))
-}
-
-fn read(
+pub fn lines(
     machine: &str,
     interval: Duration,
-    round: &mut dyn FnMut(&[u8]) -> bool,
+    mut round: impl FnMut(&[u8]) -> bool,
 ) -> io::Result<String> {
-    let mut command = Command::new(if machine == HERE {
-        "/proc/self/exe"
-    } else {
-        "ssh"
-    });
+    let mut command = Command::new("/proc/self/exe");
     if machine != HERE {
+        command = Command::new("ssh");
         command.args(OPTIONS.split(' ')).args([machine, "gpulimit"]);
     }
     let seconds = interval.as_secs_f64().to_string();
     command.args(["top", "--rounds", "--interval", &seconds]);
     // Error messages are lines between the rounds.
     let (mut out, end) = io::pipe()?;
-    command
-        .stdin(Stdio::null())
-        .stdout(end.try_clone()?)
-        .stderr(end);
+    command.stdin(Stdio::null());
+    command.stdout(end.try_clone()?).stderr(end);
     let mut child = signals::start_bound(&mut command)?;
     drop(command);
     let patience = patience::of("GPULIMIT_DEBUG_MACHINE_MS", Duration::from_secs(10)) + interval;
@@ -70,18 +62,17 @@ fn read(
         if count == 0 {
             break None;
         }
-        let mut known = text.len();
-        text.extend_from_slice(&chunk[..count]);
-        while let Some(end) = text[known..].iter().position(|byte| *byte == b'\n') {
-            let end = known + end;
-            let line: Vec<u8> = text.drain(..=end).collect();
-            known = 0;
+        for part in chunk[..count].split_inclusive(|byte| *byte == b'\n') {
+            text.extend_from_slice(part);
+            if !part.ends_with(b"\n") {
+                break;
+            }
+            let line = mem::take(&mut text);
             if round(&line) {
                 last = Instant::now();
             } else {
-                said = String::from_utf8_lossy(&line[..end.min(1 << 10)])
-                    .trim()
-                    .to_owned();
+                let begin = String::from_utf8_lossy(&line[..line.len().min(1 << 10)]);
+                said = begin.trim().to_owned();
             }
         }
         if text.len() > LONGEST {

@@ -64,9 +64,10 @@ if the caller may read them in /proc, and `-` if reading them takes too long.
 
 BUSY is the part of the GPU's processors that the process used in the last
 seconds, as NVML samples it, and IDLE the time since NVML last saw it use them,
-or its ledger saw its charge change, to five minutes: a hint, no proof. HOST is
-its memory on the host, and AGE the time since its start. These four are shown
-on terminals only, and in JSON as `busy`, `last_use`, `host` and `started`.
+or its ledger saw its charge change, to five minutes (`<5 min`): a hint, no
+proof. HOST is its memory on the host, and AGE the time since its start. These
+four are shown on terminals only, and in JSON as `busy`, `last_use`, `host` and
+`started`.
 
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait. SUSPENDED is on the

@@ -57,13 +57,8 @@ pub struct Args {
     sort: Sort,
 
     /// Show only rows with this text in a name or a command
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    filter: String,
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
 
     /// Show also groups without processes and memory
     #[arg(long)]
@@ -129,11 +124,8 @@ const WIDTH: u16 = 80;
 
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     const WHY: &str = "expected seconds, from 0.1 to 86400";
-    let seconds: f64 = text
-        .strip_suffix('s')
-        .unwrap_or(text)
-        .parse()
-        .map_err(|_| WHY)?;
+    let text = text.strip_suffix('s').unwrap_or(text);
+    let seconds: f64 = text.parse().map_err(|_| WHY)?;
     match seconds {
         0.1..=86_400.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(WHY),
@@ -171,15 +163,12 @@ fn view(args: &Args) -> Result<View, Failure> {
     let folded = args.fold.iter().filter(|name| !name.is_empty());
     let folded = folded.map(|name| {
         let group = groups::find(name, Purpose::Use)?;
-        Ok(Name {
-            root: group.root().into(),
-            name: group.name().into(),
-        })
+        Ok(Name::new(group.root(), group.name()))
     });
     let choice = Choice {
         sort: args.sort,
         inverted: false,
-        filter: args.filter.clone(),
+        filter: args.filter.clone().unwrap_or_default(),
         user,
         gpus: gpus.collect(),
         folded: folded.collect::<Result<_, Failure>>()?,

@@ -103,6 +103,13 @@ fn machines_are_one_list_in_the_order_given() {
     assert_eq!(round["gpus"][0]["uuid"], GPU.to_string());
     assert_eq!(round["groups"][0]["gpus"][0]["usage"], GIB);
     assert_eq!(round["processes"][0]["machine"], "lab2");
+    // A machine that is named twice is shown once.
+    let again = lab.json("lab2,lab1,lab2");
+    assert_eq!(
+        again["machines"].to_string(),
+        r#"{"lab2":null,"lab1":null}"#
+    );
+    assert_eq!(again["groups"].as_array().map(Vec::len), Some(3));
     // As text; the machine that does not answer is a row and makes the status 1.
     let mut command = lab.top(&["--once", "--idle", "--machines", "lab2,gone,lab1"]);
     let output = command.output().expect("started");

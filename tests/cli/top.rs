@@ -320,6 +320,29 @@ fn pasted_keys_do_nothing() {
 }
 
 #[test]
+fn a_process_that_was_refused_says_so_for_a_minute() {
+    let place = place();
+    let member = place.member("lab");
+    let _other = place.start_member("lab", None);
+    let refusal = on(&member).charge(9 * GIB, &Nothing, Insistence::Full);
+    on(&member).count_refusal("cuMemAlloc", 9 * GIB, &refusal.expect_err("full"));
+    let shown = place.said(&["top", "--once"]);
+    let row = |begin: &str| {
+        shown
+            .lines()
+            .find(|line| line.trim_start().starts_with(begin))
+    };
+    let own = std::process::id().to_string();
+    assert!(row("lab").is_some_and(|row| row.contains("1 refused in 1 min")));
+    let own = row(&own).expect(&shown);
+    assert!(
+        own.contains(" refused ") && own.contains(" s ago "),
+        "{shown}"
+    );
+    assert_eq!(shown.matches(" s ago").count(), 1, "{shown}");
+}
+
+#[test]
 fn a_new_size_is_used_at_once() {
     let place = place();
     let script = "echo tty=$(tty); exec $TOP --interval 3600";

@@ -21,7 +21,7 @@ fn the_state_is_that_of_the_machines() {
     let folder = own.world.file("ssh-folder");
     std::fs::create_dir(&folder).expect("made");
     let path = ssh::path(&folder, &[("lab1", at(&own)), ("lab2", at(&other))]);
-    let mut command = own.gpulimit(&["serve", "--machines", "lab2,gone,lab1"]);
+    let mut command = own.gpulimit(&["serve", "--machines", "lab2,gone,lab1,lab2"]);
     command.args(["--listen", &format!("unix:{}", own.socket().display())]);
     command.env("PATH", path);
     let mut server = Server::start(command);

@@ -22,10 +22,8 @@ impl Ledger {
         let (from, to) = (self.place.open(false)?, file::options(true));
         let to = to.open(path).map_err(failed)?;
         let devices = DeviceIndex::all().filter(|device| self.records(*device));
-        let histories = devices.map(|device| {
-            let at = layout::history_offset(device.get());
-            (at, size_of::<DeviceHistory>())
-        });
+        let length = size_of::<DeviceHistory>();
+        let histories = devices.map(|device| (layout::history_offset(device.get()), length));
         let bills = size_of::<[UserBill; layout::USERS]>();
         let parts = [(0, size_of::<Header>()), (layout::users_offset(), bills)];
         for (at, length) in parts.into_iter().chain(histories) {

@@ -59,10 +59,7 @@ impl Plan {
             let busy = busy(gpu).filter(|_| each > MIDDLE);
             let others = (each > WIDE && !self.explained).then(|| activity(gpu));
             let parts = busy.into_iter().chain(others.into_iter().flatten());
-            figures(gpu, each)
-                + &parts
-                    .map(|part| "  ".to_owned() + &part)
-                    .collect::<String>()
+            parts.fold(figures(gpu, each), |text, part| text + "  " + &part)
         };
         let name = |gpu: &&GpuMemory| {
             let label = short_label(gpu.index, gpu.id);
@@ -145,11 +142,8 @@ fn figures(gpu: &GpuMemory, columns: u16) -> String {
     }
     let free = gpu.free().filter(|_| columns > WIDE);
     let free = free.map_or_else(String::new, |free| format!("  free {}", gib(free)));
-    format!(
-        "{}/{}{share}{free}",
-        gib(used).in_unit_of(total),
-        gib(total)
-    )
+    let (used, total) = (gib(used).in_unit_of(total), gib(total));
+    format!("{used}/{total}{share}{free}")
 }
 
 /// Returns the part of the time in which a GPU is busy: `busy  97%`.
@@ -160,9 +154,8 @@ fn busy(gpu: &GpuMemory) -> Option<String> {
 /// Returns what else NVML tells of a GPU's work: `64C`, `512/700 W`, `1980 MHz`.
 fn activity(gpu: &GpuMemory) -> impl Iterator<Item = String> {
     let it = gpu.activity;
-    let limit = it
-        .power_limit
-        .map_or_else(String::new, |limit| format!("/{limit}"));
+    let of = |limit| format!("/{limit}");
+    let limit = it.power_limit.map_or_else(String::new, of);
     let parts = [
         it.temperature.map(|degrees| format!("{degrees}C")),
         it.power.map(|watts| format!("{watts}{limit} W")),
@@ -176,17 +169,16 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
     let (others, free) = (size(gpu.others()), size(gpu.free()));
     let outside = gpu.outside.filter(|(count, _)| *count > 0);
     let outside = outside.map_or_else(String::new, |(count, bytes)| {
-        let unsure = if gpu.unsure > 0 {
-            " or not readable"
-        } else {
-            ""
-        };
+        let is_unsure = gpu.unsure > 0;
+        let unsure = if is_unsure { " or not readable" } else { "" };
         format!("  {count} outside{unsure} {}", short(bytes))
     });
     let others = (OUTSIDE, format!(" others {others}{outside}  free {free}"));
-    let limits = gpu
-        .limits
-        .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
+    let limits = gpu.limits.map(|limits| {
+        let is_above = gpu.total.is_some_and(|total| limits > total);
+        let above = if is_above { ", above its size" } else { "" };
+        (LIMIT, format!(" limits {}{above}", short(limits)))
+    });
     let parts = gpu.parts.iter();
     let parts =
         parts.map(|(title, bytes)| (tops.fill(title), format!(" {title} {}", short(*bytes))));
@@ -197,17 +189,14 @@ fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mu
     let area = Rect::new(area.x + indent, area.y, width, 1);
     let line = Line::from_iter(spans);
     let name = (indent + width >= WIDEST).then(|| gpu.name.clone());
-    let (mut about, room) = (
-        String::new(),
-        usize::from(width).saturating_sub(line.width()),
-    );
+    let room = usize::from(width).saturating_sub(line.width());
+    let mut about = String::new();
     for part in activity(gpu).chain(name) {
         if about.width() + 2 + part.width() <= room {
-            about += &("  ".to_owned() + &part);
+            about = about + "  " + &part;
         }
     }
-    Line::styled(about, WEAK)
-        .right_aligned()
-        .render(area, buffer);
+    let about = Line::styled(about, WEAK).right_aligned();
+    about.render(area, buffer);
     tables::line(line, area, buffer);
 }

@@ -8,6 +8,7 @@ use super::round::{Name, Round, Who};
 use super::rows::{Rows, Sort};
 use super::tables::{self, fitted};
 use super::view::{Page, Seen, View};
+use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
 use crate::shown::terminal::cut;
 use crate::words::{clock, signal};
@@ -50,20 +51,15 @@ pub fn draw(scene: &Scene<'_>, buffer: &mut Buffer) -> Seen {
             ..area
         };
         let width = area.width.into();
-        seen = match &scene.view.page {
-            Page::Tables => tables(scene, body, buffer),
-            Page::Help => {
-                let lines = pages::help(width, scene.view.readonly);
-                page(lines, scene.view.scroll, body, buffer)
-            }
-            Page::Users => {
-                let lines = pages::users(scene.round, width);
-                page(lines, scene.view.scroll, body, buffer)
-            }
-            Page::Details(wanted) => {
-                let lines = pages::details(scene, wanted, width);
-                page(lines, scene.view.scroll, body, buffer)
-            }
+        let lines = match &scene.view.page {
+            Page::Tables => None,
+            Page::Help => Some(pages::help(width, scene.view.readonly)),
+            Page::Users => Some(pages::users(scene.round, width)),
+            Page::Details(wanted) => Some(pages::details(scene, wanted, width)),
+        };
+        seen = match lines {
+            Some(lines) => page(lines, scene.view.scroll, body, buffer),
+            None => tables(scene, body, buffer),
         };
         footer(scene, area, buffer);
     }
@@ -127,21 +123,14 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     if let (true, Some(row)) = (rows.groups.is_empty(), groups.rows().nth(1)) {
         without_groups(scene, &rows).render(row, buffer);
     }
-    tables::processes(rows.processes.clone(), round).draw(
-        processes,
-        buffer,
-        offsets[1],
-        of_processes,
-    );
+    let table = tables::processes(rows.processes.clone(), round);
+    table.draw(processes, buffer, offsets[1], of_processes);
     let counts = counts(&rows);
-    let ranged = [0, 1].map(
-        |at| match (&counts[at], offsets[at], rooms[at], lengths[at]) {
-            (text, offset, room, rows) if rows > room => {
-                format!("{text} ({}-{} of {rows})", offset + 1, offset + room)
-            }
-            (text, ..) => text.clone(),
-        },
-    );
+    let ranged = [0, 1].map(|at| {
+        let (text, before, room, all) = (&counts[at], offsets[at], rooms[at], lengths[at]);
+        let range = format!(" ({}-{} of {all})", before + 1, before + room);
+        format!("{text}{}", if all > room { &range } else { "" })
+    });
     header(scene, [&ranged, &counts], head, buffer);
     Seen {
         offsets,
@@ -201,9 +190,8 @@ fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut
         text += &interval;
     }
     let line = Line::from_iter([Span::styled("gpulimit", TITLE), text.into()]);
-    Line::styled(warning, ALARM)
-        .right_aligned()
-        .render(area, buffer);
+    let warning = Line::styled(warning, ALARM).right_aligned();
+    warning.render(area, buffer);
     fitted(line, room).render(area, buffer);
 }
 
@@ -214,11 +202,8 @@ pub fn counts(rows: &Rows<'_>) -> [String; 2] {
         0 => String::new(),
         idle => format!(" (+{idle} idle)"),
     };
-    let processes = rows
-        .processes
-        .iter()
-        .map(|it| (Name::of_process(it), Who::of(it)));
-    let processes: BTreeSet<_> = processes.collect();
+    let who = |it: &&Process| (Name::of_process(it), Who::of(it));
+    let processes: BTreeSet<_> = rows.processes.iter().map(who).collect();
     let several = if processes.len() == 1 { "" } else { "es" };
     [
         groups(count) + &idle,
@@ -302,7 +287,7 @@ fn answer(prompt: &Prompt, width: usize) -> Line<'static> {
         Question::User => "User (empty: all): ".into(),
         Question::Limit(..) => "New max (4G, 50%, -2G, max): ".into(),
         Question::Again(_, _, max) => format!("Type {max} again to set it: "),
-        Question::Move(_, _, moved) => format!("Enter {}s, Esc does not: ", moved.verb()),
+        Question::Move(_, _, moved) => format!("Enter {moved}s, Esc does not: "),
         Question::Signal(..) => {
             let names = SIGNALS.map(|signal| signal::name(signal).replace("SIG", ""));
             // On a narrow screen the list begins at the chosen signal.

@@ -52,15 +52,16 @@ S                   suspend the process, or the group's, or resume them; asks fi
 
 /// What the columns and characters mean.
 const MEANINGS: [&str; 8] = [
-    "In a bar, each filling is a top group. The last filling is memory of no shown group: other \
-     programs and the driver. The mark is the sum of the limits of the top groups, \
-     if all have one.",
-    "MAX is the group's own limit, and % the used part of the limit that applies, which can be \
-     that of a group above. USAGE includes the groups below.",
-    "10 MIN is the usage of the last ten minutes, if the group keeps a history; its full height is \
-     the limit.",
-    "STATE: a request `waits for` memory, and how long it has waited; `2 refused` within the last \
-     minute; `above high` or `above max`; \
+    "In a bar, each filling is a top group. The last one, `others`, is memory of no shown group: \
+     other programs and the driver. The mark is the sum of the limits of the top groups, if all \
+     have one.",
+    "MAX is the group's own limit (`max`: it has none), and % the used part of the limit that \
+     applies, which can be that of a group above. USAGE includes the groups below. REFUSED counts \
+     from the group's beginning.",
+    "MEM 10 MIN is the memory used in the last ten minutes, if the group keeps a history; its \
+     full height is the limit.",
+    "STATE: a request `waits for` memory, how long it has waited, and the process with the most \
+     memory of the full group; `2 refused in 1 min`; `above high` or `above max`; \
      `suspended`: this memory is on the host, and no part of the usage; `draining`: a process has \
      ended, and the driver has not freed its memory yet; `may leak`: the usage grows as that of a \
      program with a leak.",
@@ -68,18 +69,17 @@ const MEANINGS: [&str; 8] = [
      the process is in.",
     "BUSY is what NVML sampled in the last seconds: of a GPU the part of the time in which a \
      kernel ran, of a process its part of the processors. IDLE is the time since NVML last saw the \
-     process use them, or its ledger its charge change, to five minutes: a hint, no proof. HOST is \
-     its memory on the host, AGE the time since its start.",
-    "A group on several GPUs has one row with the sums of its figures; % is that of its fullest \
-     GPU. The cells below the digits of the GPUs are what the group uses of its limit there. \
-     d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",
+     process use them, or its ledger its charge change (`<5 min`: that is noted to five minutes): \
+     a hint, no proof. RAM is its memory on the host, AGE the time since its start.",
+    "A group on several GPUs has one row with the sums of its figures; FULLEST is the % of its \
+     fullest GPU. The cells below the digits of the GPUs are what the group uses of its limit \
+     there. d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",
     "The same in other verbs: gpulimit show, ps, history, set, kill.",
 ];
 
 /// Returns the lines of the help.
 pub fn help(width: usize, readonly: bool) -> Vec<Line<'static>> {
-    let changes =
-        |line: &str| line.starts_with("s ") || line.starts_with("K F9") || line.starts_with("S ");
+    let changes = |line: &str| ["s ", "K F9", "S "].iter().any(|key| line.starts_with(key));
     let mut lines = Vec::new();
     for key in KEYS.lines().filter(|line| !readonly || !changes(line)) {
         for line in wrap(key, KEY, width) {
@@ -117,11 +117,8 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         format!("  the last {}", coarse(wanted.since)).into(),
     ])];
     lines.extend(wrapped(&Escaped(&settings(group)).to_string(), width));
-    let pasts = scene
-        .round
-        .pasts
-        .as_ref()
-        .filter(|(read, ..)| read == wanted);
+    let pasts = scene.round.pasts.as_ref();
+    let pasts = pasts.filter(|(read, ..)| read == wanted);
     lines.extend(processes(scene.round, &wanted.group, width));
     let refusals = pasts.map_or(&[][..], |(_, _, refusals)| refusals);
     if !refusals.is_empty() {
@@ -144,21 +141,14 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
             lines.extend(wrapped(&text, width));
         }
         lines.extend(states(&row).into_iter().map(Line::from));
-        match (past, pasts) {
-            (Some(past), _) => {
-                let curve = curve::of(past, scene.zone, width, scene.look.unicode);
-                lines.extend(curve.into_iter().map(Line::from));
-            }
-            (None, _) if !group.machine.is_empty() => {
-                lines.push(format!("history: on {}", group.machine).into());
-            }
-            (None, None) => lines.push("reading the history".into()),
-            (None, Some(_)) => {
-                lines.push(
-                    "no history: the group is a job in a group, or has not used this GPU".into(),
-                );
-            }
-        }
+        const NONE: &str = "no history: the group is a job in a group, or has not used this GPU";
+        let curve = match (past, pasts) {
+            (Some(past), _) => curve::of(past, scene.zone, width, scene.look.unicode),
+            _ if !group.machine.is_empty() => vec![format!("history: on {}", group.machine)],
+            (None, None) => vec!["reading the history".into()],
+            (None, Some(_)) => vec![NONE.into()],
+        };
+        lines.extend(curve.into_iter().map(Line::from));
     }
     lines
 }

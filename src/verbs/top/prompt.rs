@@ -1,6 +1,7 @@
 //! The questions that `top` asks before it changes something, and the lines that filter rows.
 
 use super::round::{Name, Who};
+use crate::figures::Word;
 use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2};
 use ratatui::crossterm::event::KeyCode;
 
@@ -23,24 +24,9 @@ pub enum Question {
     Again(Name, Option<String>, String),
     /// The signal for a process, or for all processes of a group.
     Signal(Name, Option<Who>),
-    /// Whether to suspend a process, or all of a group, or to resume them.
-    Move(Name, Option<Who>, Moved),
-}
-
-/// The verb that a prompt of `top` runs on processes: `gpulimit suspend` or `gpulimit resume`.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Moved {
-    Suspend,
-    Resume,
-}
-
-impl Moved {
-    pub fn verb(self) -> &'static str {
-        match self {
-            Self::Suspend => "suspend",
-            Self::Resume => "resume",
-        }
-    }
+    /// Whether to run `gpulimit suspend` or `gpulimit resume`, which is the verb, on a process or
+    /// on all of a group.
+    Move(Name, Option<Who>, Word),
 }
 
 /// A question, and the answer so far. Enter answers the question, and Esc drops it.
@@ -56,16 +42,6 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Asks a question. `text` is the answer to begin with.
-    pub fn new(question: Question, about: String, text: &str) -> Self {
-        Self {
-            question,
-            about,
-            text: text.into(),
-            at: 0,
-        }
-    }
-
     /// Adds the first line of a pasted text to the line that the user types. Returns false if the
     /// question has no such line.
     pub fn paste(&mut self, text: &str) -> bool {

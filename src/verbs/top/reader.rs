@@ -1,7 +1,7 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
 use super::round::{Name, Round, Wanted};
-use crate::figures::event::Line;
+use super::rows::gpu_of;
 use crate::figures::event::watch::{Scope, Watch};
 use crate::figures::machines::Machines;
 use crate::figures::outside::Finder;
@@ -16,13 +16,14 @@ use crate::machine::nvml::Driver;
 use crate::shown::{output::Escaped, screen};
 use crate::words::{failure::Failure, text::shown_path};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
 use gpulimit_ledger::EventKind;
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long a loaded NVML is used before it is loaded again, which finds new GPUs.
 const RELOAD: Duration = Duration::from_secs(10);
@@ -30,29 +31,22 @@ const RELOAD: Duration = Duration::from_secs(10);
 /// How long one round waits for the command lines of processes.
 const COMMANDS: Duration = Duration::from_secs(2);
 
-/// The containers and jobs that were already looked up.
-#[derive(Default)]
-pub struct Known {
-    /// By pid and by the process's own pid and user. A pid that is used again soon by the same user
-    /// can show an old place.
-    places: BTreeMap<(u32, u32, u32), Option<String>>,
-}
+/// The containers and jobs that were already looked up, by pid and by the process's own pid and
+/// user. A pid that is used again soon by the same user can show an old place.
+type Places = BTreeMap<(u32, u32, u32), Option<String>>;
 
-impl Known {
+/// Returns the container or the job of a live process.
+fn place(process: &Process, known: &mut Places) -> Option<String> {
     /// The number of processes to remember.
-    const PLACES: usize = 1 << 16;
-
-    /// Returns the container or the job of a live process.
-    pub fn place(&mut self, process: &Process) -> Option<String> {
-        let is_here = process.alive && process.machine.is_empty();
-        let pid = process.pid.filter(|_| is_here)?;
-        if self.places.len() > Self::PLACES {
-            self.places.clear();
-        }
-        let key = (pid, process.own_pid, process.uid);
-        let of_process = || place::of_process(pid);
-        self.places.entry(key).or_insert_with(of_process).clone()
+    const MOST: usize = 1 << 16;
+    let is_here = process.alive && process.machine.is_empty();
+    let pid = process.pid.filter(|_| is_here)?;
+    if known.len() > MOST {
+        known.clear();
     }
+    let key = (pid, process.own_pid, process.uid);
+    let of_process = || place::of_process(pid);
+    known.entry(key).or_insert_with(of_process).clone()
 }
 
 /// Reads rounds one after the other, and keeps what need not be read anew.
@@ -61,7 +55,7 @@ pub struct Source {
     /// The machines to show, if they are not this one.
     machines: Option<Machines>,
     driver: Option<(Driver, Instant)>,
-    known: Known,
+    places: Places,
     trends: Kept,
     commands: Commands,
     shares: Shares,
@@ -74,7 +68,7 @@ impl Source {
             group,
             machines,
             driver: None,
-            known: Known::default(),
+            places: Places::default(),
             trends: Kept::default(),
             commands: Commands::new(COMMANDS),
             shares: Shares::default(),
@@ -101,12 +95,15 @@ impl Source {
         self.driver();
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
-        let (mut found, trends) = (Vec::new(), &mut self.trends);
+        let (mut found, mut refused, trends) = (Vec::new(), BTreeMap::new(), &mut self.trends);
         let figures = |_, view: &View| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let mut figures = Figures::read(view, driver, &mut trend);
             for gpu in &mut figures.gpus {
                 (gpu.recent, gpu.refused_lately) = recent(view, gpu.id, gpu.usage);
+                if gpu.refusals > Some(0) {
+                    refused.extend(refused_lately(view, gpu.id));
+                }
             }
             found.extend(wanted.into_iter().flat_map(|it| pasts(it, view, driver)));
             figures
@@ -118,6 +115,10 @@ impl Source {
         let commands = &mut self.commands;
         let mut processes = processes(&selection, &read.seen, &read.waiters, commands);
         self.shares.note(&mut processes, driver);
+        for process in &mut processes {
+            let key = (process.own_pid, process.start_time, gpu_of(process));
+            process.refused = refused.get(&key).copied();
+        }
         let round = Round {
             root: shown_path(selection.root()),
             time: Timestamp::now(),
@@ -139,7 +140,8 @@ impl Source {
     /// Returns a round that was read as it is shown to people.
     pub fn shown(&mut self, mut round: Round) -> Round {
         for process in &mut round.processes {
-            let place = place::of_group(&process.group).or_else(|| self.known.place(process));
+            let place =
+                place::of_group(&process.group).or_else(|| place(process, &mut self.places));
             process.place = place.unwrap_or_default();
         }
         round.escape();
@@ -168,9 +170,30 @@ fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
     };
     let (mut lines, _) = read().unwrap_or_default();
     lines.retain(|line| line.event.what.kind == EventKind::Refusal);
-    let last = &lines[lines.len().saturating_sub(LAST)..];
-    let text = |line: &Line| Escaped(&line.text(driver)).to_string();
-    last.iter().map(text).collect()
+    let last = lines.iter().skip(lines.len().saturating_sub(LAST));
+    last.map(|line| Escaped(&line.text(driver)).to_string())
+        .collect()
+}
+
+/// Returns which members were refused memory of a GPU by this group in the last minute, by their
+/// pids, start times and GPU, and how long ago.
+fn refused_lately(view: &View, gpu: DeviceId) -> BTreeMap<(u32, u64, Option<DeviceId>), Duration> {
+    let index = view.device(gpu).map(|entry| entry.index);
+    let events = view.ledger.as_ref().map(|ledger| ledger.events(0));
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let lately = events.into_iter().flatten().filter_map(|event| {
+        let what = event.what;
+        let is_it = what.kind == EventKind::Refusal && what.device == index;
+        let age = now.checked_sub(Duration::from_micros(event.time_us));
+        let age = age.filter(|age| is_it && age.as_secs() < 60)?;
+        // An event does not tell the start time.
+        let is_same =
+            |it: &Identity| (it.pid, it.pid_ns) == (what.process.pid, what.process.pid_ns);
+        let mut members = view.processes.iter().map(|process| process.identity);
+        let member = members.find(is_same)?;
+        Some(((member.pid, member.start_time, Some(gpu)), age))
+    });
+    lately.collect()
 }
 
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> (Recent, u64) {

@@ -142,12 +142,9 @@ impl Round {
             escape(&mut gpu.name);
             gpu.parts.iter_mut().for_each(|(title, _)| escape(title));
         }
-        for process in &mut self.processes {
-            let texts = [&mut process.title, &mut process.user, &mut process.place];
-            texts
-                .into_iter()
-                .chain(&mut process.command)
-                .for_each(escape);
+        for it in &mut self.processes {
+            let texts = [&mut it.title, &mut it.user, &mut it.place].into_iter();
+            texts.chain(&mut it.command).for_each(escape);
         }
     }
 

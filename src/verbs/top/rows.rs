@@ -99,9 +99,7 @@ impl Choice {
             Sort::Group => Place::name(&process.title),
             Sort::User => Place::name(&process.user),
             Sort::Pid => process.pid.map(Place::Number),
-            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => {
-                Place::figure(process.gpu.as_ref().map(|(_, parts)| parts.total))
-            }
+            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => Place::figure(process.total()),
         }
     }
 }
@@ -187,12 +185,8 @@ impl<'a> Rows<'a> {
                 (Name::of(row.group), gpu.map(|gpu| gpu.id), None)
             }
             None => {
-                let process = self.processes.get(at - self.groups.len())?;
-                (
-                    Name::of_process(process),
-                    gpu_of(process),
-                    Some(Who::of(process)),
-                )
+                let it = self.processes.get(at - self.groups.len())?;
+                (Name::of_process(it), gpu_of(it), Some(Who::of(it)))
             }
         };
         Some(Item {
@@ -262,10 +256,7 @@ fn shown(round: &Round, choice: &Choice, processes: &[&Process]) -> Option<BTree
     }
     let is_chosen = |it: &&Figures| choice.user.is_empty() && contains(&it.title, &choice.filter);
     let groups = round.groups.iter().filter(is_chosen).map(Name::of);
-    let chosen = processes
-        .iter()
-        .map(|it| Name::of_process(it))
-        .chain(groups);
+    let members = processes.iter().map(|it| Name::of_process(it));
     let with_above = |name: Name| successors(Some(name), Name::above);
-    Some(chosen.flat_map(with_above).collect())
+    Some(members.chain(groups).flat_map(with_above).collect())
 }

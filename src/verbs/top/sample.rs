@@ -170,6 +170,7 @@ pub fn round() -> Round {
     });
     let mut job = usage(0, 9, Some(10));
     job.recent = Vec::new();
+    job.refused_lately = 2;
     let mut night = usage(1, 4, Some(10));
     night.draining = Some(1);
     let mut waits = process("lab/bob", 4713, "bob", "python train.py --epochs 90");
@@ -182,7 +183,11 @@ pub fn round() -> Round {
     );
     contained.place = "4f2a0c6d8e1b".into();
     contained.state = "suspended";
+    contained.charged_ms = contained.share.and_then(|share| share.used_ms);
+    contained.charged_ms = contained.charged_ms.map(|used| used + 40 * 60_000);
     contained.gpu.as_mut().expect("a GPU").1.suspended = 2 * GIB;
+    let mut refused = process("lab/alice/run-4711-88", 4711, "alice", "python eval.py");
+    refused.refused = Some(Duration::from_secs(12));
     let mut draining = process("night", 4715, "carol", "a.out");
     draining.state = "draining";
     (draining.share, draining.host) = (None, None);
@@ -192,7 +197,7 @@ pub fn round() -> Round {
     Round {
         time: Timestamp::from_second(1_790_000_000).expect("a time"),
         gpus: vec![
-            gpu(0, &[("lab", 30)], 6, Some(60)),
+            gpu(0, &[("lab", 30)], 6, Some(84)),
             gpu(1, &[("lab", 12), ("night", 4)], 0, Some(70)),
         ],
         groups: vec![
@@ -202,13 +207,7 @@ pub fn round() -> Round {
             group("lab/bob", vec![bob]),
             group("night", vec![night]),
         ],
-        processes: vec![
-            young,
-            process("lab/alice/run-4711-88", 4711, "alice", "python eval.py"),
-            waits,
-            contained,
-            draining,
-        ],
+        processes: vec![young, refused, waits, contained, draining],
         ..Round::default()
     }
 }

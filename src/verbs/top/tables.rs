@@ -1,7 +1,7 @@
 //! The tables of groups and of processes: their columns, and which of them a width has room for.
 
 use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED, TITLE, WEAK};
-use super::round::{Round, Tops};
+use super::round::{Round, Tops, Who};
 use super::rows::{GroupRow, Rows, gpu_of};
 use crate::figures::fields::{Field, Look, Unit};
 use crate::figures::processes::{self, Process};
@@ -11,10 +11,13 @@ use crate::figures::{Figures, Gpu, Row};
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
 use crate::shown::terminal::cut;
+use crate::words::clock::rough_span;
 use gpulimit_base::units::gib;
+use gpulimit_group::is_within;
 use gpulimit_limits::Key;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Widget;
 use std::cmp::Reverse;
@@ -52,7 +55,8 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
     }
 
     /// Adds a column. A column that takes what is left needs the second width, and other columns
-    /// need the width of their longest text, up to the second width.
+    /// need the width of their longest text, up to the second width. A column without a text is not
+    /// shown.
     fn column<L: Into<Line<'a>>>(
         mut self,
         (head, look): (&str, Look),
@@ -63,8 +67,10 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
         let wanted = match most {
             0 => {
                 let width = |row: &R| cell(*row, wanted).into().width();
-                let longest = self.rows.iter().map(width).max().unwrap_or(0);
-                longest.max(head.len()).min(wanted)
+                match self.rows.iter().map(width).max() {
+                    Some(0) => 0,
+                    longest => longest.unwrap_or(0).max(head.len()).min(wanted),
+                }
             }
             _ => wanted,
         };
@@ -93,7 +99,7 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
             if is_dull && column.sparse {
                 continue;
             }
-            let goes = is_dull && column.narrow > 0 && column.rank < EXTRA;
+            let goes = is_dull && column.narrow > 0;
             let rank = column.rank + if goes { EXTRA } else { 0 };
             let widths = match (column.look, field.unit) {
                 (Look::Right, Unit::Bytes) => [column.short.len().max(6); 3],
@@ -145,18 +151,14 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
 
     /// Draws the heads, and below them the rows from `first` on. The solver of ratatui's own table
     /// would take a third of the time of `top --once` (measured).
-    pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
+    pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, chosen: Option<usize>) {
         let widths = self.widths(area.width.into());
         let mut lines = area.rows();
         let mut draw = |cell: &dyn Fn(&Column<'a, R>, usize) -> Line<'a>, style| {
             let Some(line) = lines.next() else { return };
             let mut x = line.x;
-            for (column, width) in self
-                .columns
-                .iter()
-                .zip(&widths)
-                .filter(|(_, width)| **width > 0)
-            {
+            let columns = self.columns.iter().zip(&widths);
+            for (column, width) in columns.filter(|(_, width)| **width > 0) {
                 let cell = fitted(cell(column, *width), *width).alignment(column.align);
                 cell.render(Rect::new(x, line.y, *width as u16, 1), buffer);
                 x += *width as u16 + 1;
@@ -168,11 +170,7 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
             PLAIN,
         );
         for at in (first..self.rows.len()).take(area.height.saturating_sub(1).into()) {
-            let style = if selected == Some(at) {
-                SELECTED
-            } else {
-                PLAIN
-            };
+            let style = if chosen == Some(at) { SELECTED } else { PLAIN };
             draw(&|column, width| (column.cell)(self.rows[at], width), style);
         }
     }
@@ -211,44 +209,40 @@ pub fn groups<'a>(
 ) -> Table<'a, &'a GroupRow<'a>> {
     let machines = gpus.chunk_by(|one, other| one.machine == other.machine);
     let most = machines.max_by_key(|gpus| gpus.len()).unwrap_or_default();
-    let heads = most.iter().map(|gpu| last_digit(gpu.index));
+    let heads: String = most.iter().map(|gpu| last_digit(gpu.index)).collect();
     let cells = most.len();
     let (machine, figures) = Row::FIELDS.split_at(1);
+    // Beside sums of several GPUs, a percentage says of which GPU it is.
+    let is_sum = rows.groups.iter().any(|it| it.row.is_sum);
+    let percent = if is_sum { "FULLEST" } else { "%" };
     Table::new(rows.groups.iter().collect())
         .declared(machine, |it| &it.row)
         .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| {
             Span::styled(&*it.name, tops.fill(it.top).1)
         })
-        .column(
-            (&heads.collect::<String>(), Look::Left),
-            [cells; 3],
-            3,
-            |it, _| {
-                let its = gpus
-                    .iter()
-                    .filter(|gpu| gpu.machine == it.row.group.machine);
-                Line::from_iter(its.map(|gpu| cell(it.row.group, gpu)))
-            },
-        )
-        .declared(figures, |it| &it.row)
-        .column(("%", Look::Right), [3; 3], 4, |it, _| {
-            let percent = fullest(&it.row);
-            let style = if percent >= Some(NEARLY) {
-                ALARM
-            } else {
-                PLAIN
-            };
-            Span::styled(figure(percent), style)
+        .column((&heads, Look::Left), [cells; 3], 3, |it, _| {
+            let its = gpus.iter();
+            let its = its.filter(|gpu| gpu.machine == it.row.group.machine);
+            Line::from_iter(its.map(|gpu| cell(it.row.group, gpu)))
         })
-        .column(("10 MIN", Look::Left), [8, 8, 60], 7, |it, width| {
+        .declared(figures, |it| &it.row)
+        .column((percent, Look::Right), [10, 10, 0], 4, move |it, _| {
+            let fullest = gpus_of(&it.row).iter().max_by_key(|gpu| gpu.percent());
+            let percent = fullest.and_then(Gpu::percent);
+            let (is_nearly_full, text) = (percent >= Some(NEARLY), figure(percent));
+            let text = match fullest.filter(|_| is_sum && percent.is_some()) {
+                Some(gpu) => format!("{}: {text}%", figure(gpu.index)),
+                None => text,
+            };
+            Span::styled(text, if is_nearly_full { ALARM } else { PLAIN })
+        })
+        .column(("MEM 10 MIN", Look::Left), [10, 10, 60], 7, |it, width| {
             let recent = it.row.gpu.map(|gpu| recent(gpu, width));
             Line::styled(recent.unwrap_or_default(), CURVE)
         })
         .column(("STATE", Look::Left), [8, 36, 0], 5, |it, _| {
-            let states = states(&it.row)
-                .into_iter()
-                .map(|state| [state, ", ".into()]);
-            let mut spans: Vec<_> = states.flatten().collect();
+            let states = states(&it.row).into_iter();
+            let mut spans: Vec<_> = states.flat_map(|state| [state, ", ".into()]).collect();
             spans.pop();
             Line::from(spans)
         })
@@ -271,11 +265,11 @@ fn cell(group: &Figures, gpu: &GpuMemory) -> Span<'static> {
     Span::styled(height(used, whole), if is_alarm { ALARM } else { CURVE })
 }
 
-/// Returns the used part of the limit in percent, on the GPU where it is largest.
-fn fullest(row: &Row<'_>) -> Option<u64> {
+/// Returns the GPUs of a row.
+fn gpus_of<'a>(row: &Row<'a>) -> &'a [Gpu] {
     match row.is_sum {
-        true => row.group.gpus.iter().filter_map(Gpu::percent).max(),
-        false => row.gpu?.percent(),
+        true => &row.group.gpus,
+        false => row.gpu.map_or(&[], slice::from_ref),
     }
 }
 
@@ -286,41 +280,29 @@ pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
     let Some(gpu) = row.gpu else {
         return Vec::new();
     };
-    let parts = if row.is_sum {
-        &row.group.gpus[..]
-    } else {
-        slice::from_ref(gpu)
-    };
     let is_above = |limit: fn(&Gpu) -> Option<u64>| {
         let above = |gpu: &Gpu| limit(gpu).is_some_and(|limit| gpu.usage > Some(limit));
-        parts.iter().any(above)
+        gpus_of(row).iter().any(above)
     };
     let waits = gpu.longest_wait.as_ref().map(|longest| match gpu.waiting {
         Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
         _ => longest.to_string(),
     });
-    let refused = gpu.refused_lately > 0;
-    let (is_above_max, is_above_high) = (is_above(Gpu::limit), is_above(|it| it.bytes(Key::High)));
+    let above = is_above(Gpu::limit).then_some("above max");
+    let above = above.or(is_above(|it| it.bytes(Key::High)).then_some("above high"));
+    let count = gpu.refused_lately;
+    let refused = (count > 0).then(|| format!("{count} refused in 1 min"));
     let states = [
         (ALARM, waits),
-        (
-            ALARM,
-            refused.then(|| format!("{} refused", gpu.refused_lately)),
-        ),
-        (ALARM, is_above_max.then(|| "above max".into())),
-        (
-            ALARM,
-            (is_above_high && !is_above_max).then(|| "above high".into()),
-        ),
+        (ALARM, refused),
+        (ALARM, above.map(str::to_owned)),
         (ALARM, sized("uncovered", gpu.uncovered)),
         (ALARM, gpu.trend.map(|_| "may leak".into())),
         (PLAIN, sized("suspended", gpu.suspended)),
         (PLAIN, (gpu.draining > Some(0)).then(|| "draining".into())),
     ];
-    let states = states.into_iter();
-    states
-        .filter_map(|(style, state)| Some(Span::styled(state?, style)))
-        .collect()
+    let span = |(style, state): (Style, Option<String>)| Some(Span::styled(state?, style));
+    states.into_iter().filter_map(span).collect()
 }
 
 /// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
@@ -356,26 +338,44 @@ fn height(part: u64, whole: u64) -> &'static str {
 pub fn processes<'a>(rows: Vec<&'a Process>, round: &'a Round) -> Table<'a, &'a Process> {
     // The group's name contains the name of a job of gpulimit.
     let is_new = |it: &&Process| !it.title.contains(&it.place);
-    let job_rank = 7 + if rows.iter().any(is_new) { 0 } else { EXTRA };
-    let has_job = rows.iter().any(|it| !it.place.is_empty());
-    let job = if has_job { 22 } else { 0 };
+    let job_rank = 8 + if rows.iter().any(is_new) { 0 } else { EXTRA };
     let gpu = processes::FIELDS.iter().position(|it| it.key == "gpu");
     let (before, after) = processes::FIELDS.split_at(gpu.unwrap_or(0));
     Table::new(rows)
         .declared(before, |it| it)
-        .column(("JOB", Look::Left), [job, job, 0], job_rank, |it, _| {
+        .column(("JOB", Look::Left), [22, 22, 0], job_rank, |it, _| {
             &*it.place
         })
         .column(("GPU", Look::Left), [9, 9, 0], 6, |it, _| {
             round.label(gpu_of(it))
         })
         .declared(after, |it| it)
-        .column(("COMMAND", Look::Left), [8, 24, usize::MAX], 5, |it, _| {
-            let (state, command) = (state(it), figure(it.command.as_deref()));
-            let gap = if state.is_empty() { "" } else { " " };
-            let style = if it.waits.is_some() { ALARM } else { TITLE };
-            Line::from_iter([Span::styled(state, style), gap.into(), command.into()])
+        .column(("STATE", Look::Left), [23, 48, 0], 6, |it, width| {
+            let (state, holder) = (state(it), holder(it, round).unwrap_or_default());
+            let fits = state.len() + holder.len() <= width;
+            Span::styled(state + if fits { &holder } else { "" }, style(it, TITLE))
         })
+        .column(("COMMAND", Look::Left), [8, 24, usize::MAX], 4, |it, _| {
+            Span::styled(figure(it.command.as_deref()), style(it, PLAIN))
+        })
+}
+
+/// Returns the style of a process: that of an alarm if a request waits or was refused lately.
+fn style(process: &Process, usual: Style) -> Style {
+    match process.waits.is_some() || process.refused.is_some() {
+        true => ALARM,
+        false => usual,
+    }
+}
+
+/// Returns which other process has the most memory of the group that is full for a request.
+fn holder(process: &Process, round: &Round) -> Option<String> {
+    let line = &process.waits.as_ref()?.line;
+    let mut others: Vec<&Process> = round.processes.iter().collect();
+    others.retain(|it| it.root == process.root && is_within(&it.group, line));
+    others.retain(|it| gpu_of(it) == gpu_of(process) && Who::of(it) != Who::of(process));
+    let largest = others.into_iter().max_by_key(|it| it.total())?;
+    Some(format!("; {} has {}", largest.pid?, size(largest.total())))
 }
 
 /// Returns the table of users, those with the most memory first.
@@ -387,15 +387,15 @@ pub fn users(uses: &[Use]) -> Table<'_, &Use> {
 
 /// Returns the state of a process, or the request that waits; empty for a process that runs.
 fn state(process: &Process) -> String {
-    let parts = process.gpu.as_ref().map(|(_, parts)| parts);
+    let suspended = process.gpu.as_ref().map(|(_, parts)| parts.suspended);
     match (&process.waits, process.state) {
         (Some(waits), _) => waits.to_string(),
-        (None, "running") => String::new(),
+        (None, "running") => process.refused.map_or_else(String::new, |time| {
+            format!("refused {} ago", rough_span(time))
+        }),
         (None, "resuming") => sized("waits for", process.returning()).unwrap_or("resuming".into()),
         // On a GPU of which nothing is on the host, there is no figure.
-        (None, "suspended") => parts
-            .and_then(|parts| sized("suspended", Some(parts.suspended)))
-            .unwrap_or_else(|| "suspended".into()),
+        (None, "suspended") => sized("suspended", suspended).unwrap_or("suspended".into()),
         (None, state) => state.into(),
     }
 }

@@ -1,11 +1,11 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Moved, Prompt, Question, SIGNALS};
+use super::prompt::{Prompt, Question, SIGNALS};
 use super::reader::Ask;
 use super::round::{Name, Round, Wanted, Who};
 use super::rows::{Choice, Item, Rows};
-use crate::figures::Row;
 use crate::figures::processes::Process;
+use crate::figures::{Row, Word};
 use crate::shown::table::figure;
 use gpulimit_base::units::Extent;
 use gpulimit_group::is_within;
@@ -49,8 +49,8 @@ pub enum Act {
     Limit(Name, String, Option<String>),
     /// Send a signal to a process, or to all processes of a group.
     Signal(Name, Option<Who>, i32),
-    /// Suspend or resume a process, or all processes of a group.
-    Move(Name, Option<Who>, Moved),
+    /// Run `gpulimit suspend` or `gpulimit resume` on a process, or on all processes of a group.
+    Move(Name, Option<Who>, Word),
 }
 
 /// Where the tables were drawn, for the next key and the next frame.
@@ -299,7 +299,13 @@ impl View {
     }
 
     fn ask(&mut self, question: Question, about: String, text: &str) -> Option<Act> {
-        self.question = Some(Prompt::new(question, about, text));
+        let text = text.into();
+        self.question = Some(Prompt {
+            question,
+            about,
+            text,
+            at: 0,
+        });
         None
     }
 
@@ -323,11 +329,8 @@ impl View {
             Some(row) => format!("GPU {}", round.label(row.gpu.map(|gpu| gpu.id))),
             None => format!("{} GPUs", Selector::All),
         };
-        let now = figure(shown.map(|row| row.max()));
-        let about = format!(
-            "{}: max on {scope} is {now}. Esc changes nothing.",
-            group.title
-        );
+        let (title, now) = (&group.title, figure(shown.map(|row| row.max())));
+        let about = format!("{title}: max on {scope} is {now}. Esc changes nothing.");
         let gpu = own.and_then(|row| Some(row.gpu?.id.to_string()));
         self.ask(Question::Limit(item.group, gpu), about, "")
     }
@@ -348,10 +351,10 @@ impl View {
         };
         let mut its = round.processes.iter().filter(is_it);
         let moved = match its.any(|it| it.state == "suspended") {
-            true => Moved::Resume,
-            false => Moved::Suspend,
+            true => "resume",
+            false => "suspend",
         };
-        let about = format!("{} {whom}?{command}", moved.verb());
+        let about = format!("{moved} {whom}?{command}");
         self.ask(Question::Move(item.group, item.process, moved), about, "")
     }
 

@@ -240,23 +240,71 @@ fn users_are_listed_with_sums_over_groups_and_gpus() {
 fn a_refusal_within_the_last_minute_is_an_alarm() {
     let mut round = sample::round();
     let view = view();
-    let red = |round: &Round| {
+    let red = |round: &Round, row: &str| {
         let (buffer, _) = drawn(&scene(round, &view), (120, 40), true, true);
-        let at = lines(&buffer)
-            .iter()
-            .position(|line| line.starts_with("night"));
+        let at = lines(&buffer).iter().position(|line| line.starts_with(row));
         let y = at.unwrap() as u16;
         let is_red = |x: &u16| buffer[(*x, y)].fg == Color::Red;
         let symbols = (0..120).filter(is_red).map(|x| buffer[(x, y)].symbol());
         symbols.collect::<String>()
     };
-    assert_eq!(red(&round), "");
+    assert_eq!(red(&round, "night"), "");
     round.groups[4].gpus[0].refused_lately = 2;
-    let said = red(&round);
+    let said = red(&round, "night");
+    let text = "2 refused in 1 min";
     assert!(
-        said.contains("2 refused") && said.chars().count() > 9,
+        said.contains(text) && said.chars().count() > text.len(),
         "{said}"
     );
+    // So is the row of the process.
+    assert!(red(&round, "4711").contains("refused 12 s ago"));
+    round.processes[1].refused = None;
+    assert_eq!(red(&round, "4711"), "");
+}
+
+/// Returns the line of a round that begins so, on a screen of this width.
+fn row(round: &Round, begin: &str, width: u16) -> String {
+    let shown = lines(&drawn(&scene(round, &view()), (width, 40), true, false).0);
+    let mut rows = shown.iter().filter(|line| line.starts_with(begin));
+    rows.next().unwrap_or_else(|| panic!("{shown:#?}")).clone()
+}
+
+#[test]
+fn a_sum_says_of_which_gpu_its_percentage_is() {
+    let mut round = sample::round();
+    round.groups[0].gpus[1].usage = Some(53 * sample::GIB);
+    round.groups[0].add_up();
+    for width in [80, 120, 200] {
+        let lab = row(&round, "lab ", width);
+        assert!(lab.contains(" 83.0G ") && lab.contains(" 1: 88% "), "{lab}");
+        assert!(row(&round, "GROUP", width).contains(" FULLEST "));
+    }
+    round.groups.remove(0);
+    assert!(row(&round, "GROUP", 120).contains(" % "));
+    assert!(row(&round, "night", 120).contains(" 40 "));
+}
+
+#[test]
+fn a_process_that_waits_shows_its_command_and_who_has_the_memory() {
+    let mut round = sample::round();
+    let waits = "waits for 2.0 GiB, 40 s";
+    assert!(row(&round, "4713", 80).contains(&format!(" {waits}    python")));
+    assert!(row(&round, "4713", 120).contains(&format!(" {waits}; 4714 has 3.5G python")));
+    // A process beside the full group has none of its memory.
+    for process in &mut round.processes {
+        if process.pid != Some(4713) {
+            process.root = "/other".into();
+        }
+    }
+    assert!(!row(&round, "4713", 120).contains(" has "));
+}
+
+#[test]
+fn limits_above_the_size_of_a_gpu_are_called_so() {
+    let round = sample::round();
+    let [above, within] = ["   ░ others 6.0G", "   ░ others 0B"].map(|it| row(&round, it, 120));
+    assert!(above.contains("limits 84.0G, above its size "), "{above}");
+    assert!(within.contains("limits 70.0G  "), "{within}");
 }
 
 #[test]

@@ -486,7 +486,7 @@ fn idle_groups_are_shown_on_demand() {
 #[test]
 fn what_is_suspended_is_resumed_and_the_rest_suspended() {
     let mut keys = Keys::new();
-    for (pid, moved) in [(4714, Moved::Resume), (4713, Moved::Suspend)] {
+    for (pid, moved) in [(4714, "resume"), (4713, "suspend")] {
         let its = |it: &&Process| it.pid == Some(pid);
         let process = keys
             .round
@@ -509,7 +509,7 @@ fn what_is_suspended_is_resumed_and_the_rest_suspended() {
     }
     keys.view.selected = Some(item("lab"));
     keys.press(KeyCode::Char('S')).press(KeyCode::Enter);
-    assert_eq!(keys.act, Some(Act::Move(name("lab"), None, Moved::Resume)));
+    assert_eq!(keys.act, Some(Act::Move(name("lab"), None, "resume")));
 }
 
 #[test]
