@@ -1,5 +1,6 @@
 //! A client of HTTP that sends exactly what a test says.
 
+use gpulimit_support::wait_until;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -145,15 +146,25 @@ impl Place {
 
     /// Returns the JSON at a path.
     pub fn json(&self, path: &str) -> Value {
-        let answer = self.get(path);
-        assert_eq!(answer.status, 200, "{answer:?}");
-        answer.json()
+        self.answer(path).json()
     }
 
     /// Returns the metrics as text.
     pub fn metrics(&self) -> String {
-        let answer = self.get("/metrics");
+        self.answer("/metrics").body
+    }
+
+    /// Returns the answer with status 200. On a busy machine a reading may take longer than the
+    /// server waits for it; it then says that the client may ask again.
+    fn answer(&self, path: &str) -> Answer {
+        let mut answer = self.get(path);
+        wait_until("the server has time", || {
+            if answer.status == 503 {
+                answer = self.get(path);
+            }
+            answer.status != 503
+        });
         assert_eq!(answer.status, 200, "{answer:?}");
-        answer.body
+        answer
     }
 }
