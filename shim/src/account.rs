@@ -101,18 +101,21 @@ impl Default for Devices {
 
 /// The account of this process. A new account holds no memory and has joined no group. A published
 /// account is never dropped.
+///
+/// What the most frequent calls read comes first and lies together.
 #[derive(Default)]
+#[repr(C)]
 pub struct Process {
+    count: AtomicI32,
+    /// The number of times that the process has read its memory usage from NVML.
+    pub measurements: AtomicU64,
+    member: OnceBox<Result<Member, Failed>>,
+    pub blocks: Blocks,
+    devices: Devices,
     joining: Mutex<()>,
     /// A lock that a thread holds while it redirects the driver's own symbols to the hooks of
     /// gpulimit.
     pub redirecting: Mutex<()>,
-    member: OnceBox<Result<Member, Failed>>,
-    devices: Devices,
-    count: AtomicI32,
-    /// The number of times that the process has read its memory usage from NVML.
-    pub measurements: AtomicU64,
-    pub blocks: Blocks,
     pub arrays: Arrays,
     pub managed: Managed,
     pub variables: Variables,
@@ -219,15 +222,22 @@ impl Process {
     /// except those of memory pools calls this function.
     #[inline]
     pub fn answer(&'static self) {
-        if let Some(Ok(member)) = self.member.get()
-            && member.is_asked()
-        {
+        if self.is_asked() {
             self.give_back_unused();
         }
     }
 
+    /// Returns whether [`Process::answer`] has work to do.
+    #[inline(always)]
+    pub fn is_asked(&self) -> bool {
+        matches!(self.member.get(), Some(Ok(member)) if member.is_asked())
+    }
+
     #[cold]
     fn give_back_unused(&'static self) {
+        if let Some(Ok(member)) = self.member.get() {
+            member.take_asked();
+        }
         for device in self.devices() {
             device.give_back_unused();
         }

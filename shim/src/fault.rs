@@ -11,6 +11,12 @@ pub fn point(name: &str) {
     );
 }
 
+/// Returns whether `GPULIMIT_DEBUG_FAULT` names a fault point. All of them are in handlers.
+#[inline(always)]
+pub fn is_asked_for() -> bool {
+    cfg!(debug_assertions) && std::env::var_os("GPULIMIT_DEBUG_FAULT").is_some()
+}
+
 /// Has no effect: a build without debug assertions has no fault points.
 #[cfg(not(debug_assertions))]
 #[inline(always)]

@@ -14,11 +14,11 @@
 //!   reads `In<T>`.
 //! - `HANDLER` gets the call, the driver's function and all arguments, which it can change.
 //! - `given (a, b)`: of the arguments, `HANDLER` gets only `a` and `b`. They cannot be changed.
-//! - `as hot`: the path to the handler is compiled into the export, because programs call the
-//!   function by the million. Only the handler's slow paths put cancellation off.
 //! - `as quick, first FIRST`: `FIRST` makes the call without guard, panic boundary and lock, where
 //!   nothing has to be charged. Otherwise it has done nothing, and `HANDLER` gets the call. With
 //!   `as quick gated`, `HANDLER` also ends calls that `FIRST` has made and could not end.
+//! - `as hot, first FIRST`: the same as `as quick gated`, but not gated. The path to `HANDLER` is
+//!   compiled once more for this function. Only the handler's slow paths put cancellation off.
 //! - `as gated`, `as quick gated`: the function must not be called while the process is suspended.
 //!   Its calls pass the gate (`driver/gate.rs`).
 //! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call, and
@@ -41,7 +41,7 @@ macro_rules! table {
         ) {
             hooks {
                 sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1, as patched, given (dptr, bytesize);
-                sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot;
+                sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot, first linear::alloc_at_once;
                 sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1, as patched, given (dptr, pitch, width, height);
                 sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch, as patched, given (dptr, pitch, width, height);
                 sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc, as patched, given (dptr, bytesize);
@@ -50,7 +50,7 @@ macro_rules! table {
                 sized    cuMemAllocHost(pointer: Out<DevicePtr>, bytesize: u32) => managed::alloc_host_v1, given (pointer, bytesize), unless have_memory: bytesize;
                 release  cuMemFreeHost(pointer: DevicePtr) => managed::free_host, as patched, given (pointer);
                 release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1, as patched, given (dptr);
-                release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot;
+                release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot, first linear::free_at_once;
 
                 sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create, given (handle, size, prop);
                 release  cuMemRelease(handle: AllocationHandle) => vmm::release, given (handle);

@@ -34,6 +34,8 @@ const ATTEMPTS: u32 = 16;
 pub struct Member {
     /// The process's own group first, then the groups above it upwards; at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
+    /// What [`Member::asked`] was when this process last answered.
+    answered: AtomicU64,
     /// The root of the group, whose files store the sizes of contexts.
     pub(super) root: Box<Path>,
     /// The trail of the root, opened for the first event that belongs there.
@@ -82,8 +84,6 @@ pub(super) struct Station {
     bounds: [Remembered; MAX_DEVICES],
     /// The protection (`min` and `low`) of the group's child groups.
     protected: ProtectedGroups,
-    /// The ledger's number of the last request for unused memory that this process has answered.
-    answered: AtomicU64,
     /// For each device, the bytes that other members held beyond their charges when this process
     /// last looked: see [`MemberDevice::look_at_others`]. No other process can change them.
     uncovered: [AtomicU64; MAX_DEVICES],
@@ -167,13 +167,16 @@ impl Member {
                 // not see this process's charges.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
-                    return Ok(Self {
+                    let member = Self {
                         levels,
+                        answered: AtomicU64::new(0),
                         root: root.path().into(),
                         root_trail: OnceBox::new(),
                         users_trail: OnceBox::new(),
                         is_unheard: false,
-                    });
+                    };
+                    member.take_asked();
+                    return Ok(member);
                 }
             }
         }
@@ -282,25 +285,22 @@ impl Member {
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Returns whether a process has asked for unused memory since this function last returned
-    /// true.
+    /// Returns a number that changes whenever a process asks for unused memory.
+    #[inline]
+    fn asked(&self) -> u64 {
+        let all = self.levels.iter().map(|level| level.ledger.asked());
+        all.fold(0, u64::wrapping_add)
+    }
+
+    /// Returns whether a process has asked for unused memory since [`Member::take_asked`].
     #[inline]
     pub fn is_asked(&self) -> bool {
-        self.levels
-            .iter()
-            .any(|level| level.ledger.asked() != level.answered.load(Ordering::Relaxed))
-            && self.take_asked()
+        self.asked() != self.answered.load(Ordering::Relaxed)
     }
 
     /// Marks all requests for unused memory as answered by this process.
-    #[cold]
-    fn take_asked(&self) -> bool {
-        for level in &self.levels {
-            level
-                .answered
-                .store(level.ledger.asked(), Ordering::Relaxed);
-        }
-        true
+    pub fn take_asked(&self) {
+        self.answered.store(self.asked(), Ordering::Relaxed);
     }
 
     /// Returns whether a program of this process from before `exec` is charged in its groups.
@@ -807,7 +807,6 @@ impl Station {
             limits,
             slot,
             protected: ProtectedGroups::of(group, leaf),
-            answered: AtomicU64::new(ledger.asked()),
             uncovered: Default::default(),
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),

@@ -23,6 +23,13 @@ use crate::account::maps::Map;
 
 const SHARDS: usize = 64;
 
+/// The number of blocks whose small allocations can be counted without a lock. A multiple of
+/// [`SHARDS`], so that blocks with the same word are in the same shard.
+const WORDS: usize = 4096;
+
+/// The most small allocations that a word counts; more than fit into a block.
+const MOST: u64 = BLOCK / 2;
+
 /// A `cuMemAlloc` allocation that spans several 2 MiB blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Large {
@@ -114,6 +121,10 @@ type Shard = Mutex<Map<u64, Block>>;
 /// The blocks of a process.
 pub struct Blocks {
     shards: Box<[Shard]>,
+    /// A *word* is 0, or the address of a block plus 1 plus a number of its small allocations.
+    /// These are counted here and not in the block's entry, which counts at least one more. A word
+    /// gets and loses its block under the lock of the block's shard.
+    words: Box<[AtomicU64; WORDS]>,
     /// Whether this process has ever exported an allocation to other processes.
     has_exports: AtomicBool,
     /// The lowest and the highest block so far.
@@ -125,6 +136,7 @@ impl Default for Blocks {
     fn default() -> Self {
         Blocks {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            words: Box::new([const { AtomicU64::new(0) }; WORDS]),
             has_exports: AtomicBool::new(false),
             lowest: AtomicU64::new(u64::MAX),
             highest: AtomicU64::new(0),
@@ -135,6 +147,64 @@ impl Default for Blocks {
 impl Blocks {
     fn shard(&self, block: u64) -> &Shard {
         &self.shards[(block % SHARDS as u64) as usize]
+    }
+
+    fn word(&self, address: DevicePtr) -> &AtomicU64 {
+        &self.words[(address / BLOCK) as usize % WORDS]
+    }
+
+    /// Returns whether `word` counts at least `least` allocations of the block of `address`.
+    #[inline(always)]
+    fn counts(word: u64, address: DevicePtr, least: u64) -> bool {
+        word.wrapping_sub(address / BLOCK * BLOCK + 1 + least) < MOST
+    }
+
+    #[inline(always)]
+    fn count(&self, address: DevicePtr, least: u64, change: impl Fn(u64) -> u64) -> bool {
+        let change = |word| Self::counts(word, address, least).then(|| change(word));
+        let (changed, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        (self.word(address))
+            .fetch_update(changed, failed, change)
+            .is_ok()
+    }
+
+    /// Returns whether `address` lies in a block that [`Blocks::leave_at_once`] is for: one with
+    /// small allocations, of which none was exported.
+    #[inline(always)]
+    pub fn is_counted(&self, address: DevicePtr) -> bool {
+        Self::counts(self.word(address).load(Ordering::Relaxed), address, 0)
+    }
+
+    /// Does the work of [`Blocks::enter_small`] without a lock. Returns false, and has done
+    /// nothing, where that needs the lock.
+    #[inline(always)]
+    pub fn enter_at_once(&self, address: DevicePtr) -> bool {
+        self.count(address, 0, |word| word + 1)
+    }
+
+    /// Does the work of [`Blocks::leave_small`] without a lock. Returns false, and has done
+    /// nothing, where that needs the lock, as for the last allocation of a block.
+    #[inline(always)]
+    pub fn leave_at_once(&self, address: DevicePtr) -> bool {
+        self.count(address, 1, |word| word - 1)
+    }
+
+    /// Lets the word count the small allocations in the block of `address` from now on, unless it
+    /// has a block. Called under the shard's lock.
+    fn open(&self, held: &Block, address: DevicePtr) {
+        let word = self.word(address);
+        if held.exports[SMALL] == 0 && word.load(Ordering::Relaxed) == 0 {
+            word.store(address / BLOCK * BLOCK + 1, Ordering::Release);
+        }
+    }
+
+    /// Takes over what the word has counted for the block of `address`, and lets it count no more.
+    /// Called under the shard's lock.
+    fn close(&self, held: &mut Block, address: DevicePtr) {
+        let word = self.word(address);
+        if Self::counts(word.load(Ordering::Relaxed), address, 0) {
+            held.small += (word.swap(0, Ordering::AcqRel) % BLOCK - 1) as u32;
+        }
     }
 
     /// Returns whether `address` lies between addresses that this process has had. Pools have
@@ -172,13 +242,16 @@ impl Blocks {
             let mut shard = self.shard(block).lock();
             if let Some(held) = shard.get_mut(&block) {
                 held.small += 1;
+                self.open(held, address);
                 // An entry without small allocations belongs to a large allocation that the driver
                 // is freeing.
                 return held.small == 1;
             }
             if let Some(context) = known {
-                let empty = Block::empty(device, context);
-                shard.insert(block, Block { small: 1, ..empty });
+                let mut held = Block::empty(device, context);
+                held.small = 1;
+                self.open(&held, address);
+                shard.insert(block, held);
                 self.note(block);
                 return true;
             }
@@ -191,6 +264,9 @@ impl Blocks {
     /// Removes a small allocation from its block. Call after the driver has freed the allocation.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
+        if self.leave_at_once(address) {
+            return Departure::Held;
+        }
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let Some(held) = shard.get_mut(&block) else {
@@ -200,6 +276,9 @@ impl Blocks {
             return Departure::Unknown;
         }
         held.small -= 1;
+        if held.small == 0 {
+            self.close(held, address);
+        }
         if held.small > 0 {
             return Departure::Held;
         }
@@ -230,6 +309,7 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;
         let (kind, blocks) = held.kind(address);
+        self.close(held, address);
         let before = held.exports[kind];
         held.exports[kind] = before.saturating_add(1);
         Some(Export {
@@ -297,6 +377,7 @@ impl Blocks {
         let block = address / BLOCK;
         let mut more = 0;
         if let Some(held) = self.shard(block).lock().get_mut(&block) {
+            self.close(held, address);
             let exports = &mut held.exports[SMALL];
             *exports = exports.saturating_add(taken.exports);
             more = u32::from(*exports == 0);
@@ -351,9 +432,10 @@ impl Blocks {
         for shard in &self.shards {
             // The loop uses `retain`: with `extract_if`, the compiler would no longer inline
             // `remove` into the hooks.
-            shard.lock().retain(|_, block| {
+            shard.lock().retain(|number, block| {
                 let stays = block.context != context;
                 if !stays {
+                    self.close(block, number * BLOCK);
                     let parts = [u64::from(block.small > 0), block.large];
                     for (blocks, exports) in parts.into_iter().zip(block.exports) {
                         gone(block.device, blocks, exports);
@@ -389,6 +471,63 @@ mod tests {
         assert_eq!(blocks.leave_small(BASE + 512), Departure::Emptied(0));
         assert_eq!(blocks.leave_small(BASE + 512), Departure::Unknown);
         assert_eq!(blocks.leave_small(BASE + BLOCK), Departure::Emptied(0));
+    }
+
+    #[test]
+    fn a_held_block_needs_no_lock() {
+        let (blocks, far) = (Blocks::default(), BASE + WORDS as u64 * BLOCK);
+        let one = |address| [blocks.enter_at_once(address), blocks.leave_at_once(address)];
+        assert_eq!([0, BASE].map(one), [[false; 2]; 2], "no block");
+        assert!(blocks.enter_small(BASE, 0, || 7));
+        assert_eq!(
+            [BASE + BLOCK, far].map(one),
+            [[false; 2]; 2],
+            "other blocks"
+        );
+        assert!(
+            blocks.is_counted(BASE) && !blocks.leave_at_once(BASE),
+            "the last"
+        );
+        assert_eq!(one(BASE + 512), [true; 2]);
+        assert!(blocks.enter_at_once(BASE + 512));
+        assert_eq!(blocks.leave_small(BASE), Departure::Held);
+        // Two blocks with the same word: the first has it until it is free.
+        assert!(blocks.enter_small(far, 0, || 8) && !blocks.enter_at_once(far));
+        assert_eq!(blocks.leave_small(BASE + 512), Departure::Emptied(0));
+        assert!(!blocks.enter_small(far + 512, 0, || 8) && blocks.enter_at_once(far + 1024));
+        assert_eq!(blocks.exported(far), export(BLOCK, true));
+        assert_eq!([far, BASE].map(one), [[false; 2]; 2], "exported");
+        let lasts = [0, 1, 2].map(|_| blocks.take_shared(far).map(|taken| taken.last));
+        assert_eq!(lasts, [Some(false), Some(false), Some(true)]);
+        assert!(blocks.enter_small(far, 0, || 8) && blocks.enter_at_once(far));
+        let mut gone = 0;
+        blocks.drain(8, |_, blocks, _| gone += blocks);
+        assert_eq!(gone, 1);
+        assert_eq!(one(far), [false; 2], "its context is gone");
+        assert_eq!(blocks.leave_small(far), Departure::Unknown);
+    }
+
+    /// A block is new as often as it is emptied, whoever counts its allocations.
+    #[test]
+    fn threads_that_enter_and_leave_agree_on_a_blocks_end() {
+        let (blocks, balance) = (Blocks::default(), AtomicU64::new(0));
+        let pair = || {
+            if !blocks.enter_at_once(BASE) && blocks.enter_small(BASE, 0, || 7) {
+                balance.fetch_add(1, Ordering::SeqCst);
+            }
+            match blocks.leave_small(BASE) {
+                Departure::Held => {}
+                Departure::Emptied(_) => drop(balance.fetch_sub(1, Ordering::SeqCst)),
+                Departure::Unknown => unreachable!("this thread has entered"),
+            }
+        };
+        std::thread::scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| (0..50_000).for_each(|_| pair()));
+            }
+        });
+        assert_eq!(balance.load(Ordering::SeqCst), 0);
+        assert!(!blocks.is_counted(BASE));
     }
 
     #[test]

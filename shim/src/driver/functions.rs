@@ -94,8 +94,9 @@ macro_rules! functions {
                 );
             }
 
-            /// The straight calls of the functions that are `as gate` and `as quick`, with the mark
-            /// in the gate, where nothing else is to be done. `None`: nothing is done.
+            /// The straight calls of the functions that are `as gate`, `as quick` and `as hot`,
+            /// with the mark in the gate, where nothing else is to be done. `None`: nothing is
+            /// done.
             pub mod at_once {
                 #[allow(unused_imports, reason = "NVML has no such function")]
                 use super::*;
@@ -176,6 +177,7 @@ macro_rules! functions {
     };
 
     (@at_once ( gate ) $($function:tt)*) => { functions!(@at_once true, $($function)*); };
+    (@at_once ( hot ) $($function:tt)*) => { functions!(@at_once false, $($function)*); };
     (@at_once ( quick ) $($function:tt)*) => { functions!(@at_once false, $($function)*); };
     (@at_once ( quick gated ) $($function:tt)*) => { functions!(@at_once true, $($function)*); };
     (@at_once $is_gated:literal, $name:ident ( $($arg:ident : $ty:ty),* )) => {

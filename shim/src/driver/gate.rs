@@ -8,6 +8,7 @@ use once_cell::race::{OnceBox, OnceRef};
 
 use crate::abi::Status;
 use crate::driver::inside;
+use crate::fault;
 
 /// How the calls of the driver reach the gate of this process.
 pub struct Door {
@@ -54,7 +55,7 @@ impl AtOnce {
     /// returns `None`, and has done nothing.
     #[inline(always)]
     pub fn begin(symbol: &CStr, is_gated: bool) -> Option<Self> {
-        if inside::get() != 0 || is_mutant(symbol) {
+        if inside::get() != 0 || is_mutant(symbol) || fault::is_asked_for() {
             return None;
         }
         if !is_gated {

@@ -131,15 +131,29 @@ macro_rules! exports {
         }
     };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path,
+        as hot, first $first:path
+    ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            crate::hook::run(
-                const { &ROWS[driver::Index::$name as usize] },
-                false,
-                || driver::straight::$name($($arg),*),
-                |call| $handler(call, |$($arg: $ty),*| driver::$name($($arg),*), $($arg),*),
-            )
+            #[inline(never)]
+            fn others(made: Option<linear::Made>, $($arg: $ty),*) -> Status {
+                crate::hook::run(
+                    const { &ROWS[driver::Index::$name as usize] },
+                    false,
+                    || match made {
+                        Some(made) => made.status,
+                        None => driver::straight::$name($($arg),*),
+                    },
+                    |call| {
+                        let real = |$($arg: $ty),*| driver::$name($($arg),*);
+                        $handler(call, real, made, $($arg),*)
+                    },
+                )
+            }
+            let begin = || driver::at_once::$name($($arg),*);
+            $first(begin, $($arg),*).unwrap_or_else(|made| others(made, $($arg),*))
         }
     };
 

@@ -14,9 +14,11 @@ use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
 use crate::account::contexts::{self, current_context};
 use crate::account::device::Device;
-use crate::account::{BLOCK, round_up};
+use crate::account::spare::Spare;
+use crate::account::{BLOCK, Process, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
+use crate::driver::gate::AtOnce;
 use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, size_on};
@@ -24,20 +26,69 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
+/// A call that was made before the hook: of `cuMemAlloc_v2` on a spare block, or of `cuMemFree_v2`.
+#[derive(Clone, Copy)]
+pub struct Made {
+    spare: Option<(&'static Device, &'static Spare)>,
+    /// The number of measurements that the process had made when the call began
+    /// (`Process::mark`).
+    mark: u64,
+    /// The driver's answer.
+    pub status: Status,
+}
+
+/// `cuMemAlloc_v2` of up to 2 MiB, for which the thread has a spare block. Returns the status if
+/// the driver took no new block. Otherwise returns the call that was made, or `None` if nothing was
+/// done.
+#[inline(always)]
+pub fn alloc_at_once<C: FnOnce() -> Status>(
+    begin: impl FnOnce() -> Option<(AtOnce, C)>,
+    dptr: Out<DevicePtr>,
+    bytesize: usize,
+) -> Result<Status, Option<Made>> {
+    if !(1..=BLOCK).contains(&(bytesize as u64)) {
+        return Err(None);
+    }
+    let process = Process::existing().ok_or(None)?;
+    // The stream 0 is of the current context.
+    let device = process.stream_device_at_once(0).ok_or(None)?;
+    let (begun, real) = begin().ok_or(None)?;
+    let spare = device.spares.own();
+    if process.is_asked() || !spare.take() {
+        return Err(None);
+    }
+    let mark = process.mark();
+    let status = begun.run(real);
+    if status == SUCCESS
+        && let Some(address) = dptr.read()
+        && process.blocks.enter_at_once(address)
+    {
+        spare.put_back();
+        return Ok(status);
+    }
+    Err(Some(Made {
+        spare: Some((device, spare)),
+        mark,
+        status,
+    }))
+}
+
 /// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. Uncharges a small request that
 /// fits into a charged block.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
+    made: Option<Made>,
     dptr: Out<DevicePtr>,
     bytesize: usize,
 ) -> Status {
-    allocate(
-        call,
-        bytesize as u64,
-        || real(dptr, bytesize),
-        || (dptr.read(), None),
-    )
+    let (real, result) = (|| real(dptr, bytesize), || (dptr.read(), None));
+    let estimate = bytesize as u64;
+    if let Some((device, spare)) = made.and_then(|made| made.spare) {
+        let paid = Block::of(device, spare);
+        return small(call, device, estimate, paid, made, &real, &result);
+    }
+    allocate(call, estimate, real, result)
 }
 
 /// `cuMemAlloc`: Charged like `cuMemAlloc_v2`; the sizes have 32 bits.
@@ -79,11 +130,11 @@ pub fn alloc_pitch_v1(
 
 /// A function that returns the address of the new allocation, and its size where the driver decides
 /// the size.
-type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
+type Got<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
 /// Makes a pitched allocation of pitch × height bytes. `result` returns the address and the pitch
 /// after the driver's call.
-fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
+fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Got<'_>) -> Status {
     /// The driver pads rows to a multiple of this many bytes. The charge for more padding is
     /// corrected after the call.
     const PITCH: u64 = 512;
@@ -95,7 +146,7 @@ fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: M
 }
 
 /// Does the work of [`allocate`]; compiled once for all the functions that programs call seldom.
-fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> Status {
+fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Got<'_>) -> Status {
     allocate(call, estimate, || real.call(), result)
 }
 
@@ -112,10 +163,13 @@ fn allocate(
         Ok(device) => device,
         Err(aside) => return answer(call, estimate, aside, &real),
     };
-    if estimate <= BLOCK {
-        small(call, device, estimate, real, result)
-    } else {
-        large(call, device, estimate, real, result)
+    if estimate > BLOCK {
+        return large(call, device, estimate, real, result);
+    }
+    match Block::pay(device, call.symbol) {
+        Ok(paid) => small(call, device, estimate, paid, None, &real, &result),
+        Err(Aside::Refused) => CUDA_ERROR_OUT_OF_MEMORY,
+        Err(_) => real(),
     }
 }
 
@@ -135,25 +189,23 @@ fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
     Ok(device)
 }
 
-/// Makes an allocation of at most 2 MiB. Its address tells whether the driver took a new block.
+/// Makes an allocation of at most 2 MiB, or ends the one that was `made`. Its address tells whether
+/// the driver took a new block.
 fn small(
     call: Call,
     device: &'static Device,
     estimate: u64,
-    real: impl Fn() -> Status,
-    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+    mut paid: Block<'static>,
+    mut made: Option<Made>,
+    real: &dyn Real,
+    result: Got<'_>,
 ) -> Status {
-    let mut paid = match Block::pay(device, call.symbol) {
-        Ok(paid) => paid,
-        Err(Aside::Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
-        Err(_) => return real(),
-    };
     // At most two tries: a lent block can lead to a second try, which has a charged block.
     let mut tries = 0;
     loop {
-        let mark = call.process.mark();
         fault::point("small");
-        let status = real();
+        let make = || (call.process.mark(), real.call());
+        let (mark, status) = (made.take()).map_or_else(make, |made| (made.mark, made.status));
         let (SUCCESS, (Some(address), size)) = (status, result()) else {
             paid.give_back();
             return device.note_answer(call.symbol, estimate, status);
@@ -278,9 +330,48 @@ fn enter_large(
     );
 }
 
+/// `cuMemFree_v2` of a small allocation, where a cancelled thread cannot end in the driver's call.
+/// Returns the status if others are left in the block. Otherwise returns the call that was made, or
+/// `None` if nothing was done.
+#[inline(always)]
+pub fn free_at_once<C: FnOnce() -> Status>(
+    begin: impl FnOnce() -> Option<(AtOnce, C)>,
+    dptr: DevicePtr,
+) -> Result<Status, Option<Made>> {
+    let process = Process::existing().ok_or(None)?;
+    // A large allocation may begin at the start of a block.
+    if dptr.is_multiple_of(BLOCK)
+        || !process.blocks.is_counted(dptr)
+        || contexts::may_sleep()
+        || process.is_asked()
+    {
+        return Err(None);
+    }
+    let (begun, real) = begin().ok_or(None)?;
+    let mark = process.mark();
+    let status = begun.run(real);
+    if status == SUCCESS && process.blocks.leave_at_once(dptr) {
+        return Ok(status);
+    }
+    Err(Some(Made {
+        spare: None,
+        mark,
+        status,
+    }))
+}
+
 /// `cuMemFree_v2`: Uncharges after the call. The last small allocation in a block uncharges the
 /// block. Memory open in other processes stays charged.
-pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+pub fn free(
+    call: Call,
+    real: impl Fn(DevicePtr) -> Status,
+    made: Option<Made>,
+    dptr: DevicePtr,
+) -> Status {
+    if let Some(made) = made {
+        leave_small(call, dptr, made.mark, made.status);
+        return made.status;
+    }
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
     }

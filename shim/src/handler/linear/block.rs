@@ -42,12 +42,17 @@ impl<'a> Block<'a> {
     #[inline]
     pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Aside> {
         let spare = device.spares.own();
-        let means = if spare.take() {
-            Means::Spare(spare)
-        } else {
-            find(device, symbol)?
-        };
+        if spare.take() {
+            return Ok(Block::of(device, spare));
+        }
+        let means = find(device, symbol)?;
         Ok(Block { device, means })
+    }
+
+    /// Returns the payment by a spare block that the caller has taken.
+    pub fn of(device: &'a Device, spare: &'a Spare) -> Self {
+        let means = Means::Spare(spare);
+        Block { device, means }
     }
 
     /// Charges a block for the allocation. In a full group, waits for room or refuses, as the
