@@ -84,8 +84,8 @@ impl<W: Word> Charged<'_, W> {
     }
 }
 
-/// One device in the ledger of one group. A process charges its own group first and the root group
-/// last.
+/// One device at one level, a group on the path of the process: what a charge needs of its ledger.
+/// A process charges its own group first and the topmost group last.
 pub(super) trait Rung {
     type Word: Word;
     /// Returns this process's own charge in the ledger.
@@ -662,8 +662,8 @@ enum Confirmed {
     Not,
 }
 
-/// Confirms that a request does not fit by two equal readings of all words. In one reading, moving
-/// memory may count twice.
+/// Confirms that a request does not fit, by two equal readings of all words, or by more than
+/// [`LOOKS`] in a row. In one reading, moving memory may count twice.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

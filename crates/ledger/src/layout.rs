@@ -1,5 +1,5 @@
 //! The layout of the ledger file. Every part of the file is an atomic word, because any process may
-//! read any word at any time.
+//! read any word at any time. docs/internals/architecture.md says who writes each word.
 //!
 //! ```text
 //! 0          header: preface, signals, group statistics, GPU table, event ring
@@ -247,9 +247,9 @@ pub(super) struct Header {
 /// The charge of one slot on one device.
 #[repr(C)]
 pub(super) struct Charge {
-    /// Counts units of 4 KiB. The low half counts charged units, the high half undecided units.
+    /// Units of 4 KiB: charged ones (low half), undecided ones, and `charge::MOVING` (bit 63).
     pub word: AtomicU64,
-    /// Bytes that the owner has charged ahead but does not use. Only the owner writes them.
+    /// Bytes that the owner has charged ahead but does not use. A cleaner of the slot writes 0.
     pub idle: AtomicU64,
 }
 
@@ -282,9 +282,7 @@ pub(super) struct Owner {
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless noted. Processes other than the owner
-/// write only `left`, and when they suspend or resume the owner `suspended`, `resident`, `changed`
-/// and `unit_ms`.
+/// Statistics of one slot on one device, in bytes unless noted.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],

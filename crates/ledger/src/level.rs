@@ -13,7 +13,7 @@ use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// One group whose limit a process must keep: its own group, a parent group, or the root group.
+/// One group whose limit a process must keep: its own group, or one of those above it.
 #[derive(Copy, Clone)]
 pub struct Level<'a> {
     /// This process's slot in the group's ledger.

@@ -1,8 +1,8 @@
 //! The ledger: the shared file that records how much memory of each GPU the processes of a group
 //! have charged.
 //!
-//! Each process writes only its own slot, and the group's usage is the sum of all slots. A process
-//! that dies while charging therefore leaves no total half changed.
+//! Each process charges only in its own slot, and the group's usage is the sum of all slots. So no
+//! death leaves a total half changed. docs/internals/architecture.md says who writes each word.
 //!
 //! Charging takes no lock; claiming and cleaning a slot do (`lock`). A kernel file lock marks a
 //! slot as owned, and ends with its process. The ledger knows nothing of CUDA.

@@ -2,8 +2,8 @@
 //! this memory now.
 //!
 //! An orphan counts against the limit until the memory is charged elsewhere or is gone. Then any
-//! member may uncharge the orphan, even in another living process's slot. Members change a living
-//! process's charge in no other way.
+//! member may uncharge the orphan, even in another living process's slot. Besides, others change a
+//! living process's charge only when they suspend it or bring it back (`suspension`).
 //!
 //! The process that uncharges holds the slot's claim lock, so that the slot cannot get another
 //! owner. If that process dies halfway, the group stays overcharged until the slot's owner exits.

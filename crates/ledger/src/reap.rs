@@ -1,8 +1,8 @@
 //! Cleaning the slots of dead processes. First a slot drains: its charge stays until the driver has
 //! freed the dead process's memory.
 //!
-//! The file lock of a killed process ends within milliseconds, but the driver needs up to 190 ms to
-//! free the memory.
+//! The file lock of a killed process ends within milliseconds, but the driver needs 70 to 190 ms to
+//! free 1 to 70 GiB (measured).
 
 use super::atomic::Ordering;
 use super::charge::{self, Charged};

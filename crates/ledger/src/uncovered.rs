@@ -11,7 +11,7 @@
 //!   [`LOOKS`] looks in a row show it.
 //! - Memory moves between processes that share it. Its old charge, in the slot of a dead process or
 //!   as an orphan, covers the figure of its new holder.
-//! - The driver shows an ended process until its memory is free, 130 ms at most (measured, H200).
+//! - The driver shows an ended process until its memory is free, 190 ms at most (measured).
 //!   Such memory is left out: no request is refused for memory that is about to be free.
 
 use super::atomic::Ordering;

@@ -69,7 +69,7 @@ pub(crate) enum Action {
 /// The part that one process plays in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// The ledgers in which the process is charged: first its own group's, last the root group's.
+    /// The ledgers in which the process is charged: first its own group's, last the topmost.
     pub path: &'static [usize],
     /// Units that the process holds at the start; `None` if it has not joined the group yet.
     pub holds: Option<u64>,
