@@ -343,7 +343,7 @@ fields! { pub FIELDS(it: Figures):
 }
 
 fields! { pub OPTIONS(it: Options):
-    /// `deny` or `wait`.
+    /// `fail` or `wait`.
     "on_limit": Text         => it.get(OptionKey::OnLimit);
     /// How long a request waits for room.
     "wait_timeout_ms": Ms    => u64::try_from(it.wait_timeout.as_millis()).ok();

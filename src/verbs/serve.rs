@@ -1,5 +1,5 @@
 //! `gpulimit serve`: shows GPUs, groups, processes and events over HTTP, as a page, as JSON and as
-//! metrics. The server only reads.
+//! metrics. The server changes no limit; it cleans slots of the dead and notes GPUs in `.trail`.
 
 mod access;
 mod answer;
