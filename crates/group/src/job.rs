@@ -301,7 +301,7 @@ impl Group {
         let records = Records::of(groups);
         let record = |(group, (record, state)): (&Self, (&Record, _))| {
             let has_ended = group.kind() == Kind::Job && state == JobState::Ended;
-            (has_ended && group.is_idle()).then(|| record.clone())
+            (has_ended && !group.may_have_members()).then(|| record.clone())
         };
         let mut unused: Vec<_> = groups.iter().zip(records.states()).map(record).collect();
         let candidates = groups
@@ -310,26 +310,28 @@ impl Group {
             .filter(|(_, record)| record.is_some());
         let candidates: Vec<_> = candidates.map(|(group, _)| group).collect();
         let mut carriers = carriers::of(&candidates).into_iter();
-        for record in &mut unused {
-            record.take_if(|_| carriers.next().flatten().is_some());
+        for (group, record) in groups.iter().zip(&mut unused) {
+            // A carrier may be a forked child, for which the driver keeps the memory of a dead
+            // member. Only then the memory stays charged here, where nobody asks the driver.
+            record.take_if(|_| carriers.next().flatten().is_some() || !group.has_drained());
         }
         unused
     }
 
-    /// Returns whether the group has no living member, and the driver has freed the memory of its
-    /// dead members.
-    pub(super) fn is_idle(&self) -> bool {
-        match self.clean(&NoWitness) {
-            Ok(left) if left.draining > 0 => return false,
-            _ => {}
-        }
+    /// Returns whether the group may have living members.
+    fn may_have_members(&self) -> bool {
         match self.ledger() {
-            Ok(ledger) => !ledger.has_live(),
+            Ok(ledger) => ledger.has_live(),
             // The group may have members: the lease keeps gpulimit from reading the ledger.
-            Err(error) if error.is_leased() => false,
+            Err(error) if error.is_leased() => true,
             // A ledger that cannot be opened may be of another version.
-            Err(_) => !Ledger::is_used(&self.ledger_path()),
+            Err(_) => Ledger::is_used(&self.ledger_path()),
         }
+    }
+
+    /// Returns whether the driver has had time to free the memory of the dead members.
+    fn has_drained(&self) -> bool {
+        !matches!(self.clean(&NoWitness), Ok(left) if left.draining > 0)
     }
 }
 

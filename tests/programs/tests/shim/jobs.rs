@@ -103,6 +103,30 @@ fn a_jobs_group_lives_as_long_as_its_programs() {
     }
 }
 
+/// The driver lists an ended process as long as its forked child lives. A job without such a child
+/// shows that the time has passed after which nobody waits for the driver.
+#[test]
+fn memory_that_a_forked_child_keeps_stays_charged() {
+    let world = World::without_group(&[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
+    let [(mut kept, group), (mut other, gone)] = ["PROGRAM; read -u 3 end", "PROGRAM"]
+        .map(|command| in_background(&world, "", &format!("bash -c '{command}'")));
+    for job in [&mut kept, &mut other] {
+        job.tell("go");
+        assert_limited(job);
+        job.tell("exit 0");
+    }
+    let groups = || world.root().groups().expect("listed");
+    gpulimit_support::wait_until("the other job's group is removed", || {
+        clean_up(&world);
+        !groups().iter().any(|it| it.name() == gone)
+    });
+    let shown = text(&output(&world, &["show", &group, "--json"]).stdout);
+    let shown: Value = serde_json::from_str(&shown).expect("JSON");
+    let usage = &shown["groups"][0]["gpus"][0]["usage"];
+    assert!(usage.as_u64().expect("bytes") > 300 * MIB, "{shown}");
+    kept.end();
+}
+
 #[test]
 fn a_nested_run_stays_below_the_limit_of_an_ended_job() {
     let world = World::without_group(&[]);
