@@ -5,7 +5,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_base::process::{FIRST_PID_NS, has_own_proc};
-use gpulimit_ledger::{Figures, Witness};
+use gpulimit_ledger::{Figures, Witness, overhead};
 use gpulimit_limits::Capacity;
 use nvml_wrapper::enum_wrappers::device::{Clock, GpuVirtualizationMode, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -388,6 +388,19 @@ impl Witness for Driver {
             _ => lists_nested && has_own_proc(),
         };
         (holds || is_true()).then_some(holds)
+    }
+
+    fn is_held_by_nobody(&self, device: &DeviceId, capacity: u64) -> Option<bool> {
+        // Elsewhere the list may lack processes.
+        if pid_namespace()? != FIRST_PID_NS {
+            return None;
+        }
+        let free = self.device(device)?.memory_info().ok()?.free;
+        let all = self.processes(device)?;
+        let listed = all
+            .values()
+            .try_fold(0, |sum: u64, bytes| Some(sum + (*bytes)?))?;
+        Some(capacity.saturating_sub(free) > listed + overhead(all.len()))
     }
 }
 

@@ -207,6 +207,10 @@ impl Witness for Traced<'_> {
         (self.witness).holds_memory(process, device, lists_nested)
     }
 
+    fn is_held_by_nobody(&self, device: &DeviceId, capacity: u64) -> Option<bool> {
+        self.witness.is_held_by_nobody(device, capacity)
+    }
+
     fn adopt(&self, process: &Identity, device: &DeviceId, bytes: u64) -> bool {
         self.adopts && self.witness.adopt(process, device, bytes)
     }

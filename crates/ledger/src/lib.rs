@@ -69,7 +69,7 @@ pub use level::{
 pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;
 pub use protection::{Protection, Share, child_key};
-pub use reap::{NoWitness, Witness};
+pub use reap::{NoWitness, Witness, overhead};
 pub use removal::Removal;
 pub use slot::Slot;
 pub use suspension::{Actor, Errand, Unmoved, hand_over};

@@ -11,7 +11,9 @@ use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
-use super::{DeviceIndex, EventKind, Happening, Ledger, Slot, moment, os, suspension, wait};
+use super::{
+    DeviceEntry, DeviceIndex, EventKind, Happening, Ledger, Slot, moment, os, suspension, wait,
+};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -27,6 +29,12 @@ pub trait Witness {
         device: &DeviceId,
         lists_nested: bool,
     ) -> Option<bool>;
+
+    /// Returns whether more of a GPU of `capacity` bytes is used than processes have. `None` if
+    /// unknown.
+    fn is_held_by_nobody(&self, _device: &DeviceId, _capacity: u64) -> Option<bool> {
+        None
+    }
 
     /// Charges this process for memory that a dead process shared and members still use, up to
     /// `bytes`. Returns false if the amount is unknown, or if a request could miss the bytes while
@@ -226,7 +234,35 @@ pub(super) fn has_drained(
         }
     }
     let freed = known || dead_ms >= GRACE_MS;
-    is_over || freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
+    match ledger.has_live() {
+        true => is_over || freed && leaves_nothing(ledger, slot, witness),
+        false => freed && !keeps_exports(ledger, slot, witness),
+    }
+}
+
+/// Returns whether an open descriptor may keep memory that the dead process has exported. Uncharges
+/// the rest. A member that comes takes the charge over (`leaves_nothing`).
+fn keeps_exports(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
+    let mut keeps = false;
+    for device in DeviceIndex::all() {
+        let bytes = ledger.may_leave(slot, device);
+        let entry = ledger.device_entry(device).filter(|_| bytes > 0);
+        let is_kept = |entry: DeviceEntry| witness.is_held_by_nobody(&entry.id, entry.capacity);
+        if entry.and_then(is_kept) == Some(true) {
+            let Charge { word, idle } = ledger.charge(slot, device);
+            let units = charge::granted(word.load(Ordering::Relaxed)).min(bytes / charge::UNIT);
+            idle.store(0, Ordering::Relaxed);
+            word.store(units, Ordering::Release);
+            keeps |= units > 0;
+        }
+    }
+    keeps
+}
+
+/// The most bytes by which a GPU's used bytes may exceed the sum of NVML's figures for its
+/// `processes`. H200: 3.25 MiB, and 5.56 MiB for each process (measured).
+pub fn overhead(processes: usize) -> u64 {
+    (processes as u64 + 1) * (8 << 20)
 }
 
 /// Returns whether all memory that the dead process shared is charged to its present holders.

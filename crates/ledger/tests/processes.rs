@@ -974,6 +974,24 @@ fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
         "no living member can hold the memory"
     );
     assert_eq!(ledger.charged(device), 0);
+    // A descriptor keeps it, and a process that is no member has the descriptor.
+    struct Used(bool);
+    impl Witness for Used {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId, _: bool) -> Option<bool> {
+            Some(false)
+        }
+        fn is_held_by_nobody(&self, device: &DeviceId, _: u64) -> Option<bool> {
+            assert_eq!(*device, GPU);
+            Some(self.0)
+        }
+    }
+    dead();
+    for _ in 0..2 {
+        assert_eq!(ledger.clean(&Used(true)).draining, 1);
+        assert_eq!(ledger.charged(device), 5 * KIB4);
+    }
+    assert_eq!(ledger.clean(&Used(false)).draining, 0);
+    assert_eq!(ledger.charged(device), 0);
 }
 
 #[test]

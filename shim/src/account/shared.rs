@@ -24,10 +24,6 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// The GPU's used bytes may exceed the sum of NVML's figures by this many bytes, and by as many for
-/// each process. H200: 3.25 MiB, and 5.56 MiB for each process (measured).
-const OVERHEAD: u64 = 8 << 20;
-
 /// The most times that the used bytes of the GPU are read again while successive readings differ.
 const LOOKS: u32 = 4;
 
@@ -151,7 +147,7 @@ fn borne(living: Vec<Holder>, device: &MemberDevice<'_>) -> Option<Borne> {
 /// `used`: the figure for the whole GPU. `listed`: the figure for each process.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
-    let overhead = OVERHEAD * (listed.len() as u64 + 1);
+    let overhead = gpulimit_ledger::overhead(listed.len());
     let listed: Vec<_> = listed
         .into_iter()
         .map(|(pid, bytes)| (SeenProcess::by_pid(pid), bytes))

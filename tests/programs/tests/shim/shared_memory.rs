@@ -2,10 +2,13 @@
 //! the exporter releases it, then to an importer, as the driver counts it. The limit holds
 //! throughout, even if a process sleeps or dies.
 
+use gpulimit_base::process::{FIRST_PID_NS, pid_ns};
 use gpulimit_ledger::{Category, NoWitness, ProcessUsage};
 use gpulimit_programs::world::{
-    BLOCK, CONTEXT, HOUR, Holder, MIB, Session, World, eventually, program,
+    self, BLOCK, CONTEXT, GROUP, HOUR, Holder, MIB, Session, World, eventually, finish, program,
 };
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use serde_json::Value;
 
 /// Bytes of the shared memory.
 pub const SIZE: u64 = 300 * MIB;
@@ -431,4 +434,38 @@ fn exported_memory_stays_charged_when_the_context_is_reset() {
     world.judge(CAP);
     exporter.end();
     world.judge_end(CAP);
+}
+
+/// The test has the descriptor, and is no member.
+#[test]
+fn memory_that_a_descriptor_keeps_stays_charged_when_its_exporter_ends() {
+    let world = World::new(CAP);
+    let mut exporter = world.on_gpu();
+    exporter.expect(&[("create a 300M", "0")]);
+    let path = export(&mut exporter, "a");
+    let (_, number) = path.rsplit_once('/').expect("a path");
+    let pid = Pid::from_raw(exporter.pid().cast_signed()).expect("a pid");
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+    let number = number.parse().expect("a number");
+    let descriptor = pidfd_getfd(process, number, PidfdGetfdFlags::empty()).expect("a copy");
+    exporter.end_quietly();
+    assert!(eventually(|| world.machine().used() == SIZE));
+    let usage = || {
+        let mut show = world.bare(&world::controller());
+        show.args(["show", GROUP, "--json"]);
+        let output = finish(show);
+        let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        shown["groups"][0]["gpus"][0]["usage"].as_u64()
+    };
+    // On a driver without a list of all processes nobody could tell.
+    if pid_ns() == FIRST_PID_NS {
+        assert_eq!(usage(), Some(SIZE));
+        let mut next = world.on_gpu();
+        next.expect(&[("create b 1300M", "2")]);
+        world.judge(CAP);
+        next.end();
+        assert!(eventually(|| usage() == Some(SIZE)));
+    }
+    drop(descriptor);
+    assert!(eventually(|| usage() == Some(0)));
 }
