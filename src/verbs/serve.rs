@@ -70,8 +70,8 @@ const EVERY: Duration = Duration::from_secs(2);
 
 const HELP: &str = "\
 Serves a page at /, metrics for Prometheus at /metrics, and JSON below /api/v1/.
-The server only reads. It shows what you may see, so by default only you can
-connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
+The server changes no group. It shows what you may see, so by default only you
+can connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
 /run/gpulimit.sock. A TCP port is open to every user of the machine, so it needs
 --token-file or --public. Clients send `Authorization: Bearer TOKEN`; a browser
 opens /?token=TOKEN once. The port of a token must be one that other users
