@@ -1090,8 +1090,11 @@ pub(crate) fn identity(process: usize) -> Identity {
 pub(crate) fn empty(book: usize, ledger: &Ledger) {
     (0..SLOTS).for_each(|slot| reap::zero(ledger, slot));
     let signals = &ledger.content().header.signals;
-    for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
-        signal.store(0, Ordering::Relaxed);
+    let header = &ledger.content().header;
+    let figures = header.peaks.iter().chain([&header.found_dead_at]);
+    let signals = [&signals.high_water, &signals.asked, &signals.asked_at];
+    for word in signals.into_iter().chain(figures) {
+        word.store(0, Ordering::Relaxed);
     }
     let locks = [lock::locks(book), lock::actors(book)];
     assert!(
