@@ -102,7 +102,7 @@ impl Default for Devices {
 /// The account of this process. A new account holds no memory and has joined no group. A published
 /// account is never dropped.
 ///
-/// What the most frequent calls read comes first and lies together.
+/// The fields that the most frequent calls read come first, so that they share cache lines.
 #[derive(Default)]
 #[repr(C)]
 pub struct Process {

@@ -1,5 +1,5 @@
-//! What members have found out about a GPU, stored in the root in one small file per GPU: the size
-//! of a CUDA context, and whether NVML lists the processes of nested PID namespaces.
+//! The size of a CUDA context, and whether NVML lists the processes of nested PID namespaces. Both
+//! are stored in the root, in one small file per GPU.
 //!
 //! The driver does not report this size, so a process measures it. With a stored size, a process
 //! can charge a context before it makes the context. What is stored is only a hint, so failing to
@@ -24,7 +24,7 @@ const PREFIX: &str = ".context-";
 /// The word after the size if NVML lists the processes of nested PID namespaces.
 const NESTED: &str = " nested";
 
-/// What is known about a GPU.
+/// The content of the file of a GPU.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Known {
     /// The size of a context in bytes; 0 if unknown.

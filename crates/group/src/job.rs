@@ -311,8 +311,9 @@ impl Group {
         let candidates: Vec<_> = candidates.map(|(group, _)| group).collect();
         let mut carriers = carriers::of(&candidates).into_iter();
         for (group, record) in groups.iter().zip(&mut unused) {
-            // A carrier may be a forked child, for which the driver keeps the memory of a dead
-            // member. Only then the memory stays charged here, where nobody asks the driver.
+            // A carrier may be a forked child of a dead member. Then the driver keeps the member's
+            // memory, which `has_drained` cannot see: it asks only the time. So the carrier is
+            // looked for first.
             record.take_if(|_| carriers.next().flatten().is_some() || !group.has_drained());
         }
         unused

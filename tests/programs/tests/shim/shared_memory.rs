@@ -436,7 +436,7 @@ fn exported_memory_stays_charged_when_the_context_is_reset() {
     world.judge_end(CAP);
 }
 
-/// The test has the descriptor, and is no member.
+/// This test process keeps the descriptor. It is not a member of the group.
 #[test]
 fn memory_that_a_descriptor_keeps_stays_charged_when_its_exporter_ends() {
     let world = World::new(CAP);
