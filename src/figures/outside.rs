@@ -16,6 +16,7 @@ use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
+use gpulimit_base::process::{FIRST_PID_NS, exists, pid_ns};
 use gpulimit_group::Root;
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::collections::BTreeMap;
@@ -146,18 +147,14 @@ fn is_outside(pid: u32, facts: Option<&Candidate>, tops: &[Top]) -> bool {
             .filter(|it| it.alive)
             .any(|it| seen.is(&it.identity))
     };
-    match facts {
-        Some(facts) if facts.has_ended => false,
-        Some(Candidate {
-            ledgers: Some(mapped),
-            ..
-        }) => {
-            // The group of a process that ends now may be gone already.
-            let has_ended = proc::status(pid).map_or(true, |status| proc::has_ended(&status));
-            !has_ended && !tops.iter().any(|top| mapped.contains(&top.file))
-        }
-        _ => !tops.iter().any(names),
-    }
+    let mapped = facts.and_then(|facts| facts.ledgers.as_ref());
+    // The group of a process that ends now may be gone already.
+    let has_ended = proc::status(pid).map_or_else(
+        |_| mapped.is_some() || (pid_ns() == FIRST_PID_NS && !exists(pid)),
+        |status| proc::has_ended(&status),
+    );
+    let is_member = |top| mapped.map_or_else(|| names(top), |mapped| mapped.contains(&top.file));
+    !has_ended && !tops.iter().any(is_member)
 }
 
 /// The ledger of a group without a group above it, and its file as members map it.

@@ -109,7 +109,6 @@ pub struct Candidate {
     /// The ledgers of which the process has the mappings of a member; `None` if the caller may not
     /// read its memory map.
     pub ledgers: Option<Vec<String>>,
-    pub has_ended: bool,
     /// Whether a rule or the process's environment puts it into a group.
     pub is_to_join: bool,
     /// Why the process is outside, if it is: in a word or two, and in a sentence.

@@ -1,6 +1,6 @@
 //! The rights of another user: the tests run as root, with a second, unprivileged user.
 
-use crate::place::{Place, executable, is_root, text};
+use crate::place::{Place, executable, is_root, may_unshare, text};
 use gpulimit_base::units::Size;
 use gpulimit_support::clean;
 use std::fs;
@@ -342,4 +342,47 @@ fn root_runs_a_command_as_another_user() {
         error.contains("only root can become another user"),
         "{error}"
     );
+}
+
+/// The files of a zombie in `/proc` belong to root, so that its user may not open its environment.
+#[test]
+fn a_zombie_of_the_user_keeps_no_group() {
+    let Some(machine) = Machine::new().filter(|_| may_unshare(&["--pid", "--mount-proc"])) else {
+        return;
+    };
+    fs::create_dir(machine.place.root_path().join("own")).expect("created");
+    chown(
+        machine.place.root_path().join("own"),
+        ALICE.parse().ok(),
+        None,
+    )
+    .expect("given");
+    // Process 1 is `cat`, which does not reap the process that it inherits.
+    let script = "mkfifo $FIFO; export GPULIMIT_ROOT=$GPULIMIT_ROOT/own
+        main() {
+            user $PROGRAM run --max 1G -- sh -c 'echo $GPULIMIT_GROUP'
+            user sh -c '(exec sleep 0) &'
+            until grep -qs '^State:.Z' /proc/[0-9]*/status; do :; done
+            user $PROGRAM gc
+        }
+        user() { setpriv --reuid $ALICE --regid $ALICE --clear-groups \"$@\"; }
+        main > $FIFO & exec cat $FIFO";
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--pid",
+        "--mount-proc",
+        "--fork",
+        "--kill-child",
+        "sh",
+        "-c",
+        script,
+    ]);
+    machine.set(&mut unshare);
+    unshare.env("PROGRAM", &machine.program).env("ALICE", ALICE);
+    unshare.env("FIFO", machine.place.0.join("fifo"));
+    let output = unshare.output().expect("started");
+    let said = text(&output.stdout);
+    let group = said.lines().next().unwrap_or_default();
+    let expected = format!("{group}\n{group}: removed, its job has ended\n");
+    assert_eq!(said, expected, "{output:?}");
 }

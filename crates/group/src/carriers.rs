@@ -116,7 +116,11 @@ impl Unknown {
         if pid == 1 || (owner != 0 && !admits(&[owner])) {
             return None;
         }
-        let status = proc::read(format!("/proc/{pid}/status")).ok()?;
+        let status = proc::status(pid).ok()?;
+        // Root owns the files of a zombie, so that its user may not open its environment.
+        if proc::has_ended(&status) {
+            return None;
+        }
         let users = proc::field(&status, "Uid")?.split_whitespace();
         let users: Vec<u32> = users.filter_map(|user| user.parse().ok()).collect();
         if !admits(&users) {

@@ -12,9 +12,8 @@ use crate::machine::{accounts, elf, library, nvml::Driver, preload, program};
 use crate::words::{environment::env as own_env, failure::Failure};
 use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_base::proc;
-use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, Root, effective_user};
+use gpulimit_group::{Group, Root};
 use gpulimit_ledger::{MappedFile, Mappings, NoWitness, ProcessUsage};
 use gpulimit_policy::rules::{Assigned, Rules, RulesError, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
@@ -166,16 +165,12 @@ pub fn candidate(pid: u32) -> Candidate {
     let named = |command| Identity { command, ..own };
     let mut facts = Candidate {
         ledgers: None,
-        has_ended: false,
         is_to_join: false,
         why: outside::UNKNOWN.into(),
         says: "you may not read its memory map".into(),
         command: Identity::command_line(pid).map(|command| named(command).command().to_string()),
     };
     let Ok(process) = Process::read(pid) else {
-        // Only root of the first pid namespace sees all processes.
-        let sees_all = Identity::of_self().pid_ns == FIRST_PID_NS && effective_user() == 0;
-        facts.has_ended = sees_all;
         facts.says = "the process is not visible here".into();
         return facts;
     };
@@ -184,8 +179,7 @@ pub fn candidate(pid: u32) -> Candidate {
     let wanted = |rule| policy::assignment_by(rule, &|name| process.variable(name));
     facts.is_to_join = is_ruled || !matches!(rule.map(wanted), Ok(Ok(None)));
     match Mappings::of(pid).and_then(|maps| maps.ledgers()) {
-        Ok(None) => facts.has_ended = true,
-        Err(error) => facts.has_ended = error.kind() == ErrorKind::NotFound,
+        Ok(None) | Err(_) => {}
         // In a container NVML says the host's pids, which there are those of other processes.
         Ok(Some(_)) if !process.uses_gpu() => {
             facts.says = "NVML lists a process of another pid namespace: look on the host".into();
@@ -682,7 +676,7 @@ mod tests {
     fn a_process_without_a_gpu_is_not_the_one_that_nvml_means() {
         let found = candidate(std::process::id());
         assert_eq!((&*found.why, found.ledgers), (outside::UNKNOWN, None));
-        assert!(!found.has_ended && found.command.is_some());
+        assert!(found.command.is_some());
         let gone = candidate(u32::MAX);
         assert_eq!((&*gone.why, gone.ledgers), (outside::UNKNOWN, None));
     }

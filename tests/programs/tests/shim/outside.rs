@@ -1,14 +1,18 @@
 //! Processes outside of all groups: `gpulimit ps --outside` finds them by their memory maps, and
 //! says why the library does not count their memory.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use gpulimit_base::identity::{Identity, SeenProcess};
+use gpulimit_base::process::{FIRST_PID_NS, pid_ns};
 use gpulimit_base::units::Size;
 use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
-use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, text};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
+use gpulimit_support::is_root;
 use serde_json::Value;
 
 const CAP: u64 = 4096 * MIB;
@@ -160,6 +164,37 @@ fn a_process_above_shows_that_the_environment_was_cleared() {
         "{says}"
     );
     shell.end_quietly();
+}
+
+/// Nobody but root could read the memory map of the process that has ended.
+#[test]
+fn memory_that_a_forked_child_keeps_of_a_member_is_not_outside() {
+    if !is_root() || pid_ns() != FIRST_PID_NS {
+        return;
+    }
+    let world = World::new(CAP);
+    let open = Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
+    let mut member = world.on_gpu();
+    let (forked, go) = (world.file("forked"), world.file("go"));
+    let (said, waited) = (forked.display(), go.display());
+    member.tell(&format!("background {{\ntouch {said}\nwait {waited}\n}}"));
+    assert!(eventually(|| forked.exists()));
+    member.kill();
+    let mut user = world.bare("setpriv".as_ref());
+    user.args(["--reuid=40077", "--regid=40077", "--clear-groups"])
+        .arg(world::controller())
+        .args(["ps", "--outside", "--json"])
+        .env_remove("GPULIMIT_ROOT");
+    let output = world::finish(user);
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(json["outside"].as_array().map(Vec::len), Some(0), "{json}");
+    assert!(
+        world.usage(0).charged > CONTEXT,
+        "the child keeps the memory"
+    );
+    std::fs::write(go, "").expect("a file");
+    world.settle();
 }
 
 /// Any member can write any pid into the ledger of its group.
