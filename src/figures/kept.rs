@@ -36,24 +36,17 @@ impl Kept {
     pub fn end_round(&mut self) {
         let round = self.round;
         self.known.retain(|_, known| known.round == round);
-        self.first = match self.first + FRESH {
-            next if next < self.asked => next,
-            _ => 0,
-        };
+        let next = self.first + FRESH;
+        self.first = if next < self.asked { next } else { 0 };
         self.round += 1;
         self.asked = 0;
     }
 
     /// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
     pub fn trend(&mut self, view: &View, device: &DeviceEntry, usage: u64) -> Option<Trend> {
-        self.of(
-            (
-                view.group.name().to_owned(),
-                view.group.root().to_owned(),
-                device.id,
-            ),
-            || figures::read_trend(view, device, usage),
-        )
+        let (name, root) = (view.group.name().to_owned(), view.group.root().to_owned());
+        let read = || figures::read_trend(view, device, usage);
+        self.of((name, root, device.id), read)
     }
 
     fn of(
@@ -64,10 +57,8 @@ impl Kept {
         let is_turn = (self.first..self.first + FRESH).contains(&self.asked);
         self.asked += 1;
         let round = self.round;
-        let known = self
-            .known
-            .entry(key)
-            .or_insert(Known { trend: None, round });
+        let new = Known { trend: None, round };
+        let known = self.known.entry(key).or_insert(new);
         known.round = round;
         if is_turn {
             known.trend = read();

@@ -92,20 +92,15 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks a machine until nobody listens. The pause after a failure grows.
+/// Asks a machine until nobody listens, again and again.
 fn follow(machine: &str, interval: Duration, tell: &dyn Fn(Answer) -> Option<()>) -> Option<()> {
-    const LONGEST: u64 = 30;
-    let mut pause = 1;
+    const PAUSE: Duration = Duration::from_secs(5);
     loop {
-        let why = ssh::lines(machine, interval, |line| {
-            let answer = Told::read(machine, line);
-            pause = if answer.is_some() { 1 } else { pause };
-            answer.map(tell).is_some()
-        });
+        let round = |line: &[u8]| Told::read(machine, line).map(tell).is_some();
+        let why = ssh::lines(machine, interval, round);
         let why = why.unwrap_or_else(|error| format!("cannot ask it: {error}"));
         tell(Err(why))?;
-        thread::sleep(Duration::from_secs(pause));
-        pause = (2 * pause).min(LONGEST);
+        thread::sleep(PAUSE);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::groups::{self, Seen, Selection};
 use crate::machine::{accounts, child::What, look, nvml::Driver, pids::Pids};
 use crate::words::clock::{self, Moment};
 use crate::words::order::Natural;
+use crate::words::written;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -198,8 +199,7 @@ pub struct Process {
     pub state: Word,
     /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
     is_confirmed: bool,
-    #[serde(with = "on")]
-    pub gpu: Option<(DeviceId, Parts)>,
+    pub on: Option<Parts>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
     /// How long ago a request was refused, if somebody has looked at the last minute.
@@ -217,6 +217,8 @@ pub struct Process {
 /// The bytes that a process uses on a GPU: the total, and the part for each purpose.
 #[derive(Clone, Deserialize, Serialize)]
 pub struct Parts {
+    #[serde(with = "written")]
+    pub gpu: DeviceId,
     pub total: u64,
     /// The bytes for each purpose; `None` if the process has not recorded the purposes.
     pub split: Option<Split>,
@@ -232,24 +234,6 @@ fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Word, D::Error> {
     state.ok_or_else(|| D::Error::custom(text))
 }
 
-/// How a process's GPU is written for other machines.
-mod on {
-    use super::{Deserialize, Deserializer, DeviceId, Parts, Serialize};
-    use serde::Serializer;
-
-    type On = Option<(DeviceId, Parts)>;
-
-    pub fn serialize<S: Serializer>(on: &On, to: S) -> Result<S::Ok, S::Error> {
-        let on = on.as_ref();
-        on.map(|(id, parts)| (id.to_string(), parts)).serialize(to)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<On, D::Error> {
-        let on: Option<(String, Parts)> = Option::deserialize(from)?;
-        Ok(on.and_then(|(id, parts)| Some((id.parse().ok()?, parts))))
-    }
-}
-
 /// Bytes by category.
 pub type Split = [u64; Category::COUNT];
 
@@ -261,11 +245,12 @@ pub fn allocations(split: &Split) -> u64 {
 }
 
 impl Parts {
-    fn of(usage: &DeviceUsage) -> Self {
+    fn of(gpu: DeviceId, usage: &DeviceUsage) -> Self {
         let total = usage.in_use();
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
         let split = said.then_some(usage.by);
         Self {
+            gpu,
             total,
             split,
             suspended: usage.suspended,
@@ -309,7 +294,7 @@ fn of(
         alive: process.alive,
         state,
         is_confirmed: false,
-        gpu: None,
+        on: None,
         waits: None,
         refused: None,
         share: None,
@@ -326,7 +311,7 @@ fn of(
         let is_there = process.devices.contains(&usage) || longest.is_some();
         let charged = seen.charges.get(&(process.slot, entry.index));
         is_there.then(|| Process {
-            gpu: Some((entry.id, Parts::of(&usage))),
+            on: Some(Parts::of(entry.id, &usage)),
             waits: longest.map(|one| Waiter::clone(one)),
             charged_ms: charged.map(|second| second * 1_000),
             ..whole.clone()
@@ -410,7 +395,7 @@ impl Process {
             alive: true,
             state: "running",
             is_confirmed: false,
-            gpu: None,
+            on: None,
             waits: None,
             refused: None,
             share: None,
@@ -445,6 +430,10 @@ impl Process {
     }
 
     /// Returns the bytes of memory that count against the limit.
+    pub fn gpu(&self) -> Option<DeviceId> {
+        self.on.as_ref().map(|parts| parts.gpu)
+    }
+
     pub fn total(&self) -> Option<u64> {
         self.bytes(|parts| parts.total)
     }
@@ -475,12 +464,11 @@ impl Process {
     }
 
     fn bytes(&self, of: impl Fn(&Parts) -> u64) -> Option<u64> {
-        self.gpu.as_ref().map(|(_, parts)| of(parts))
+        self.on.as_ref().map(of)
     }
 
     fn split(&self, of: impl Fn(&Split) -> u64) -> Option<u64> {
-        let split = |(_, parts): &(_, Parts)| parts.split.as_ref().map(of);
-        self.gpu.as_ref().and_then(split)
+        self.on.as_ref()?.split.as_ref().map(of)
     }
 
     fn part(&self, category: Category) -> Option<u64> {
@@ -507,7 +495,7 @@ fields! { pub FIELDS(it: Process):
     /// The full name of the group.
     "group": Text, path("GROUP").top(5) => Cell::said(&*it.group, &*it.title);
     /// The GPU; null for a process that has not used one yet.
-    "gpu": Device, left("GPU") => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
+    "gpu": Device, left("GPU") => Cell::Gpu(it.gpu());
     /// The command line, of at most 64 bytes.
     "command": Text, left("COMMAND").narrow(6).last() => it.command.as_deref();
     /// The mean part of the GPU's processors that the process used in the last seconds, by NVML.

@@ -28,8 +28,7 @@ impl Shares {
     /// Notes the share of each process. The first time it is the mean of the samples that NVML
     /// has kept, later the mean since the time before.
     pub fn note(&mut self, processes: &mut [Process], driver: Option<&Driver>) {
-        let gpu_of = |process: &Process| Some(process.gpu.as_ref()?.0);
-        let gpus: BTreeSet<DeviceId> = processes.iter().filter_map(gpu_of).collect();
+        let gpus: BTreeSet<DeviceId> = processes.iter().filter_map(Process::gpu).collect();
         self.0.retain(|gpu, _| gpus.contains(gpu));
         let now = Moment::from(Timestamp::now()).unix_ms;
         for gpu in &gpus {
@@ -42,7 +41,7 @@ impl Shares {
             }
         }
         for process in processes.iter_mut().filter(|process| process.alive) {
-            let on = gpu_of(process).and_then(|gpu| self.0.get(&gpu));
+            let on = process.gpu().and_then(|gpu| self.0.get(&gpu));
             process.share = on
                 .zip(process.pid)
                 .and_then(|((_, of), pid)| of.get(&pid).copied());

@@ -36,7 +36,7 @@ impl Use {
         // A process has a row for each of its GPUs. Machines can number users differently.
         let mut counted = BTreeSet::new();
         for row in rows {
-            let gpu = row.gpu.as_ref().map(|(id, _)| *id).filter(|_| by_gpu);
+            let gpu = row.gpu().filter(|_| by_gpu);
             let user = (row.user.as_str(), row.uid, gpu);
             let sum = uses.entry(user).or_insert_with(|| Self {
                 uid: row.uid,
@@ -46,7 +46,7 @@ impl Use {
             });
             let is_new = counted.insert((&row.root, gpu, row.pid, row.own_pid, row.start_time));
             sum.processes += usize::from(row.alive && is_new);
-            if let Some((_, parts)) = &row.gpu {
+            if let Some(parts) = &row.on {
                 let add = |sum: Option<u64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes));
                 sum.total = add(sum.total, parts.total);
                 sum.suspended = add(sum.suspended, parts.suspended);

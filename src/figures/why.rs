@@ -295,18 +295,18 @@ fn users(
         &waiters,
         &mut Commands::new(look::patience()),
     );
-    let is_here = |one: &Process| one.gpu.as_ref().is_some_and(|(gpu, _)| *gpu == id);
+    let is_here = |one: &Process| one.gpu() == Some(id);
     // The record has the pid that the process sees itself.
     let refused = line.event.what.process.pid;
     members.retain(|one| one.alive && one.own_pid != refused && is_here(one));
     let waits = members.iter().filter(|one| one.root == line.root);
     let waits = waits.filter_map(|one| one.waits.clone()).collect();
     let inside = members.into_iter().map(|one| Holder {
+        in_use: one.total().unwrap_or(0),
         pid: one.pid,
         user: one.user,
         command: one.command.unwrap_or_default(),
         group: (one.root == line.root).then_some(one.group),
-        in_use: one.gpu.map_or(0, |(_, parts)| parts.total),
         is_own: one.uid == me,
         ..Holder::default()
     });

@@ -55,14 +55,10 @@ pub fn glance() -> Result<ExitCode, Failure> {
     let newest = refused.iter().rev().map(brief);
     let mut text = table_of_gpus(&read.gpus).render();
     let unsure = read.gpus.iter().map(|gpu| gpu.unsure);
-    match unsure.fold(0, u64::saturating_add) {
-        0 => {}
-        bytes => {
-            text += &format!(
-                "outside or in groups that you may not read: {}\n",
-                gib(bytes)
-            )
-        }
+    let unsure = unsure.fold(0, u64::saturating_add);
+    if unsure > 0 {
+        let unsure = gib(unsure);
+        text += &format!("outside or in groups that you may not read: {unsure}\n");
     }
     text += &table_of_groups(&read.groups);
     text += &part("Waiting", waits);
@@ -72,36 +68,23 @@ pub fn glance() -> Result<ExitCode, Failure> {
         (true, false) => [NEXT[2], NEXT[3], NEXT[0]],
         (true, true) => [NEXT[0], NEXT[4], NEXT[2]],
     };
-    let next = next.map(|(command, what)| format!("{command:34}{what}\n"));
-    output::table(&format!("{text}\n{}", next.concat()))?;
+    output::table(&format!("{text}\n{}\n", next.join("\n")))?;
     output::notes(&notes.lines);
     Ok(notes.status())
 }
 
 /// Commands that `gpulimit` without a verb suggests, each with its purpose.
-const NEXT: [(&str, &str); 5] = [
-    (
-        "gpulimit run --max 4G -- COMMAND",
-        "run a command under a limit",
-    ),
-    (
-        "gpulimit why",
-        "explain the last refusal, with what to do now",
-    ),
-    ("gpulimit top", "watch GPUs, groups and processes"),
-    ("gpulimit ps", "see each process and its memory"),
-    ("gpulimit doctor", "check this machine"),
+const NEXT: [&str; 5] = [
+    "gpulimit run --max 4G -- COMMAND  run a command under a limit",
+    "gpulimit why                      explain the last refusal, with what to do now",
+    "gpulimit top                      watch GPUs, groups and processes",
+    "gpulimit ps                       see each process and its memory",
+    "gpulimit doctor                   check this machine",
 ];
 
 fn table_of_gpus(gpus: &[GpuMemory]) -> Table {
-    let columns = [
-        left("GPU"),
-        right("USED"),
-        right("FREE"),
-        right("OUTSIDE"),
-        right("BUSY"),
-        left("GROUPS"),
-    ];
+    let [used, free, outside, busy] = ["USED", "FREE", "OUTSIDE", "BUSY"].map(right);
+    let columns = [left("GPU"), used, free, outside, busy, left("GROUPS")];
     let mut table = Table::new(&columns.map(|column| column.sparse()));
     for gpu in gpus {
         let groups = gpu.parts.iter();
@@ -136,23 +119,22 @@ fn table_of_groups(groups: &[Figures]) -> String {
         let on = group.gpus.iter().map(on).collect::<Vec<_>>().join(", ");
         table.row(vec![group.title.clone(), on]);
     }
-    let more = match groups.len().saturating_sub(LINES) {
-        0 => String::new(),
-        more => format!("and {more} more: gpulimit show\n"),
-    };
-    match table.has_rows() {
-        true => format!("\n{}{more}", table.render()),
-        false => "\nNo group limits a program of yours now.\n".into(),
+    match groups.len() {
+        0 => "\nNo group limits a program of yours now.\n".into(),
+        ..=LINES => format!("\n{}", table.render()),
+        all => format!(
+            "\n{}and {} more: gpulimit show\n",
+            table.render(),
+            all - LINES
+        ),
     }
 }
 
 /// Returns who was refused what, in one line.
 fn brief(line: &Line) -> String {
     let what = &line.event.what;
-    let times = match line.count() {
-        1 => String::new(),
-        count => format!(", {count} times"),
-    };
+    let times = (line.count() > 1).then(|| format!(", {} times", line.count()));
+    let times = times.unwrap_or_default();
     let (time, bytes) = (line.time().local(), gib(what.bytes));
     let (who, group) = (who(&what.process), &line.title);
     format!("{time} {who} in {group}: {bytes}{times}")
@@ -174,12 +156,9 @@ fn part(title: &str, lines: Vec<String>) -> String {
         return String::new();
     }
     let more = lines.len().saturating_sub(LINES);
+    let more = (more > 0).then(|| format!("and {more} more\n"));
     let lines = lines.into_iter().take(LINES);
     let lines = lines.map(|line| output::fit(&Escaped(&line).to_string(), 2) + "\n");
-    let more = if more > 0 {
-        format!("and {more} more\n")
-    } else {
-        String::new()
-    };
-    format!("\n{title}:\n{}{more}", lines.collect::<String>())
+    let lines: String = lines.chain(more).collect();
+    format!("\n{title}:\n{lines}")
 }

@@ -118,7 +118,7 @@ impl Key {
             Self::Pid => row.pid.map(Place::Number),
             Self::User => Place::name(&row.user),
             Self::Group => Place::name(&row.group),
-            Self::Total => Place::figure(row.gpu.as_ref().map(|(_, parts)| parts.total)),
+            Self::Total => Place::figure(row.total()),
             Self::Waited => Place::figure(millis(row.waits.as_ref().map(Waiter::waited))),
         }
     }
@@ -219,8 +219,8 @@ fn round(
     }
     notes.lines.extend(abandoned(&lines));
     if !devices.contains(&Selector::All) {
-        let is_on = |(id, _): &(_, _)| devices.contains(&Selector::Device(*id));
-        lines.retain(|line| line.gpu.as_ref().is_some_and(is_on));
+        let is_on = |id| devices.contains(&Selector::Device(id));
+        lines.retain(|line| line.gpu().is_some_and(is_on));
     }
     let shown = if lines.is_empty() && !args.json {
         if !notes.is_failure {

@@ -158,7 +158,7 @@ impl Page {
 
     /// Returns the labels of a live process of this pid namespace on a GPU.
     fn of_process(&self, process: &Process) -> Option<String> {
-        let (pid, (id, _)) = (process.pid?, process.gpu.as_ref()?);
+        let (pid, gpu) = (process.pid?, process.gpu()?);
         process.alive.then(|| {
             let command = Escaped(process.command.as_deref().unwrap_or("")).to_string();
             let rest = labels(&[
@@ -167,7 +167,7 @@ impl Page {
                 ("command", &command),
             ]);
             let group = labels(&[("group", &process.title)]);
-            format!("{group},{},{rest}", self.gpu(*id))
+            format!("{group},{},{rest}", self.gpu(gpu))
         })
     }
 

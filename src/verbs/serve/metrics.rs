@@ -194,7 +194,7 @@ metrics! {
     };
     /// The memory that the process uses on the GPU.
     "gpulimit_process_memory_bytes": Processes(process) =>
-        process.gpu.as_ref().map(|(_, parts)| parts.total);
+        process.total();
     /// The mean part of the GPU's processors that the process used in the last seconds.
     "gpulimit_process_utilization_ratio": Processes(process) =>
         process.share.map(|share| ratio(share.percent));

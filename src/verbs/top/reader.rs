@@ -1,7 +1,6 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
 use super::round::{Name, Round, Wanted};
-use super::rows::gpu_of;
 use crate::figures::event::watch::{Scope, Watch};
 use crate::figures::machines::Machines;
 use crate::figures::outside::Finder;
@@ -116,7 +115,7 @@ impl Source {
         let mut processes = processes(&selection, &read.seen, &read.waiters, commands);
         self.shares.note(&mut processes, driver);
         for process in &mut processes {
-            let key = (process.own_pid, process.start_time, gpu_of(process));
+            let key = (process.own_pid, process.start_time, process.gpu());
             process.refused = refused.get(&key).copied();
         }
         let round = Round {

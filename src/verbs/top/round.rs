@@ -152,7 +152,7 @@ impl Round {
     /// `ps --json`. `shows` returns whether a GPU was chosen.
     pub fn json(&self, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> bool) -> Value {
         let processes = self.processes.iter();
-        let processes = processes.filter(|it| it.gpu.as_ref().is_none_or(|(id, _)| shows(*id)));
+        let processes = processes.filter(|it| it.gpu().is_none_or(&shows));
         let gpus = self.gpus.iter().filter(|gpu| shows(gpu.id));
         let mut round = json!({
             "schema": SCHEMA,

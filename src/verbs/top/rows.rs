@@ -186,7 +186,7 @@ impl<'a> Rows<'a> {
             }
             None => {
                 let it = self.processes.get(at - self.groups.len())?;
-                (Name::of_process(it), gpu_of(it), Some(Who::of(it)))
+                (Name::of_process(it), it.gpu(), Some(Who::of(it)))
             }
         };
         Some(Item {
@@ -221,11 +221,6 @@ fn rows<'a>(group: &'a Figures, choice: &Choice) -> Vec<Row<'a>> {
     rows
 }
 
-/// Returns the GPU of a process.
-pub fn gpu_of(process: &Process) -> Option<DeviceId> {
-    process.gpu.as_ref().map(|(id, _)| *id)
-}
-
 /// Returns whether a text contains the filter, in any case.
 fn contains(text: &str, filter: &str) -> bool {
     text.to_lowercase().contains(&filter.to_lowercase())
@@ -238,7 +233,7 @@ fn processes<'a>(round: &'a Round, choice: &Choice) -> Vec<&'a Process> {
         let texts = [&it.title, &it.user, &it.place, &command, &pid];
         (choice.filter.is_empty() || texts.iter().any(|text| contains(text, &choice.filter)))
             && (choice.user.is_empty() || it.user == choice.user)
-            && choice.shows(gpu_of(it))
+            && choice.shows(it.gpu())
     };
     let mut found: Vec<_> = round.processes.iter().filter(is_shown).collect();
     found.sort_by_key(|process| Who::of(process));

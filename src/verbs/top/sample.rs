@@ -131,12 +131,13 @@ pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
     split[Category::Linear as usize] = 3 * GIB;
     split[Category::Driver as usize] = GIB / 2;
     let parts = Parts {
+        gpu: id(0),
         total: 7 * GIB / 2,
         split: Some(split),
         suspended: 0,
     };
     let mut process = Process::example(full, pid, user, command);
-    process.gpu = Some((id(0), parts));
+    process.on = Some(parts);
     process.host = Some(9 * GIB / 4);
     // The middle of a minute, so that the screen is the same some seconds later.
     let minutes_ago =
@@ -185,15 +186,15 @@ pub fn round() -> Round {
     contained.state = "suspended";
     contained.charged_ms = contained.share.and_then(|share| share.used_ms);
     contained.charged_ms = contained.charged_ms.map(|used| used + 40 * 60_000);
-    contained.gpu.as_mut().expect("a GPU").1.suspended = 2 * GIB;
+    contained.on.as_mut().expect("a GPU").suspended = 2 * GIB;
     let mut refused = process("lab/alice/run-4711-88", 4711, "alice", "python eval.py");
     refused.refused = Some(Duration::from_secs(12));
     let mut draining = process("night", 4715, "carol", "a.out");
     draining.state = "draining";
     (draining.share, draining.host) = (None, None);
-    draining.gpu.as_mut().expect("a GPU").0 = id(1);
+    draining.on.as_mut().expect("a GPU").gpu = id(1);
     let mut young = process("lab", 4716, "alice", "nvidia-smi");
-    (young.gpu, young.share) = (None, None);
+    (young.on, young.share) = (None, None);
     Round {
         time: Timestamp::from_second(1_790_000_000).expect("a time"),
         gpus: vec![

@@ -2,7 +2,7 @@
 
 use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED, TITLE, WEAK};
 use super::round::{Round, Tops, Who};
-use super::rows::{GroupRow, Rows, gpu_of};
+use super::rows::{GroupRow, Rows};
 use crate::figures::fields::{Field, Look, Unit};
 use crate::figures::processes::{self, Process};
 use crate::figures::snapshot::GpuMemory;
@@ -347,7 +347,7 @@ pub fn processes<'a>(rows: Vec<&'a Process>, round: &'a Round) -> Table<'a, &'a 
             &*it.place
         })
         .column(("GPU", Look::Left), [9, 9, 0], 6, |it, _| {
-            round.label(gpu_of(it))
+            round.label(it.gpu())
         })
         .declared(after, |it| it)
         .column(("STATE", Look::Left), [23, 48, 0], 6, |it, width| {
@@ -373,7 +373,7 @@ fn holder(process: &Process, round: &Round) -> Option<String> {
     let line = &process.waits.as_ref()?.line;
     let mut others: Vec<&Process> = round.processes.iter().collect();
     others.retain(|it| it.root == process.root && is_within(&it.group, line));
-    others.retain(|it| gpu_of(it) == gpu_of(process) && Who::of(it) != Who::of(process));
+    others.retain(|it| it.gpu() == process.gpu() && Who::of(it) != Who::of(process));
     let largest = others.into_iter().max_by_key(|it| it.total())?;
     Some(format!("; {} has {}", largest.pid?, size(largest.total())))
 }
@@ -387,7 +387,7 @@ pub fn users(uses: &[Use]) -> Table<'_, &Use> {
 
 /// Returns the state of a process, or the request that waits; empty for a process that runs.
 fn state(process: &Process) -> String {
-    let suspended = process.gpu.as_ref().map(|(_, parts)| parts.suspended);
+    let suspended = process.on.as_ref().map(|parts| parts.suspended);
     match (&process.waits, process.state) {
         (Some(waits), _) => waits.to_string(),
         (None, "running") => process.refused.map_or_else(String::new, |time| {

@@ -225,7 +225,7 @@ fn users_are_listed_with_sums_over_groups_and_gpus() {
     let mut round = sample::round();
     // A process on a second GPU is one process.
     let mut again = round.processes[1].clone();
-    again.gpu.as_mut().unwrap().0 = id(1);
+    again.on.as_mut().unwrap().gpu = id(1);
     round.processes.push(again);
     for process in &mut round.processes {
         process.uid = process.user.as_bytes()[0].into();

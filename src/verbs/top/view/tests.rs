@@ -157,10 +157,7 @@ fn rows_of_equal_figures_keep_their_order() {
     keys.round.processes.reverse();
     assert_eq!(keys.pids(), before);
     for process in &mut keys.round.processes {
-        process
-            .gpu
-            .iter_mut()
-            .for_each(|(_, parts)| parts.total = 1);
+        process.on.iter_mut().for_each(|parts| parts.total = 1);
     }
     assert_eq!(keys.pids(), [4711, 4713, 4714, 4715, 4716]);
 }
