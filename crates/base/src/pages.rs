@@ -6,7 +6,7 @@ pub mod lost;
 
 use lost::Watch;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
@@ -36,7 +36,11 @@ impl Pages {
                 len,
                 watch: None,
             }),
-            _ => Err(io::Error::last_os_error()),
+            // EAGAIN: `mlockall` would lock more than `ulimit -l`. Of a file it means a lease.
+            _ => Err(match io::Error::last_os_error() {
+                error if error.kind() == ErrorKind::WouldBlock => ErrorKind::OutOfMemory.into(),
+                error => error,
+            }),
         }
     }
 
