@@ -229,7 +229,7 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
     let mut levels = Vec::new();
     if nearest.is_none_or(|view| view.group.name() != leaf) {
         let found = Root::at(&line.root).and_then(|root| root.group(leaf));
-        let is_gone = view(leaf).is_some() || found.is_err_and(|error| error.is_missing());
+        let is_gone = found.map_or_else(|error| error.is_missing(), |_| true);
         levels.push(Level {
             name: leaf.to_owned(),
             max: line.max(),
