@@ -193,6 +193,9 @@ pub struct Process {
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
+    /// Whether the process has ended and children that it has forked keep its memory.
+    #[serde(skip)]
+    pub is_kept: bool,
     /// `running`, `suspending`, `suspended`, `frozen` (suspended and stopped), `resuming`,
     /// `abandoned` (a command that suspended or resumed it has died), `lost` or `draining`.
     #[serde(deserialize_with = "known")]
@@ -292,6 +295,7 @@ fn of(
         place: String::new(),
         command: commands.command(process, pid),
         alive: process.alive,
+        is_kept: !(process.alive || process.drains),
         state,
         is_confirmed: false,
         on: None,
@@ -393,6 +397,7 @@ impl Process {
             place: String::new(),
             command: Some(command.into()),
             alive: true,
+            is_kept: false,
             state: "running",
             is_confirmed: false,
             on: None,

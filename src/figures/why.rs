@@ -18,13 +18,14 @@ use crate::words::environment::env;
 use advice::Advice;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Group, Kind, effective_user, upwards};
+use gpulimit_group::{Group, Kind, Root, effective_user, parent, upwards};
 use gpulimit_ledger::{Cause, EventKind};
 use gpulimit_limits::{Key, OnLimit, Selector};
 use gpulimit_policy as policy;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -103,7 +104,9 @@ pub struct Holder {
     /// The process's group; `None` for one in none of the groups that the caller can see.
     pub group: Option<String>,
     pub in_use: u64,
-    /// Whether the process is one of the caller's own.
+    /// Whether the process has ended and children that it has forked keep its memory.
+    pub is_kept: bool,
+    /// Whether the process is one of the caller's own, and can be ended.
     pub is_own: bool,
     /// Whether the caller can suspend the process.
     pub may_suspend: bool,
@@ -213,7 +216,7 @@ fn outside_of() -> String {
 }
 
 /// Returns the groups from that of the process upwards. A job's group that has refused and is gone
-/// is the first, with its limit.
+/// is the first, with its limit; so is one that the caller cannot look into.
 fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) -> Vec<Level> {
     let view = |name: &str| near.iter().find(|view| view.group.name() == name);
     // A job's group without living processes is about to go.
@@ -226,12 +229,14 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
     let nearest = upwards(leaf).find_map(|name| view(name).filter(lasts));
     let mut levels = Vec::new();
     if nearest.is_none_or(|view| view.group.name() != leaf) {
+        let found = Root::at(&line.root).and_then(|root| root.group(leaf));
+        let is_gone = found.map_or_else(|error| error.is_missing(), |_| true);
         levels.push(Level {
             name: leaf.to_owned(),
             max: line.max(),
-            left: line.max(),
-            is_gone: true,
-            may_set: true,
+            left: line.max().filter(|_| is_gone),
+            is_gone,
+            may_set: is_gone && may_write(&line.root.join(parent(leaf).unwrap_or_default())),
             ..Level::default()
         });
     }
@@ -246,10 +251,10 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
             (bytes(rules.for_device(id, key), capacity), is_by_gpu)
         };
         let ((max, by_gpu), (keep, keeps_by_gpu)) = (size(Key::Max), size(Key::KeepFree));
-        // Memory of dead processes comes back by itself, at the next request at the latest.
+        // The next request waits for this memory of dead processes.
         let dead = view(group.name()).map_or(0, |view| {
             let index = view.devices.iter().find(|device| device.id == id);
-            let dead = view.processes.iter().filter(|one| !one.alive);
+            let dead = view.processes.iter().filter(|one| one.drains);
             sum(dead.filter_map(|one| Some(one.on(index?.index).charged)))
         });
         let left = above.taken(leaf, &[], id, capacity.unwrap_or(0));
@@ -274,8 +279,11 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
 fn may_set(group: &Group) -> bool {
     let is_meant = groups::meant(group.name(), Purpose::Change)
         .is_ok_and(|(root, name)| root.path() == group.root() && name == group.name());
-    let path = group.limits_path();
-    is_meant && accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+    is_meant && may_write(&group.limits_path())
+}
+
+fn may_write(path: &Path) -> bool {
+    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }
 
 /// Returns the processes that use the GPU, without that of the refusal, the largest first, and the
@@ -298,7 +306,8 @@ fn users(
     let is_here = |one: &Process| one.gpu() == Some(id);
     // The record has the pid that the process sees itself.
     let refused = line.event.what.process.pid;
-    members.retain(|one| one.alive && one.own_pid != refused && is_here(one));
+    let counts = |one: &Process| one.is_kept || one.alive && one.own_pid != refused;
+    members.retain(|one| counts(one) && is_here(one));
     let waits = members.iter().filter(|one| one.root == line.root);
     let waits = waits.filter_map(|one| one.waits.clone()).collect();
     let inside = members.into_iter().map(|one| Holder {
@@ -307,7 +316,8 @@ fn users(
         user: one.user,
         command: one.command.unwrap_or_default(),
         group: (one.root == line.root).then_some(one.group),
-        is_own: one.uid == me,
+        is_own: one.alive && one.uid == me,
+        is_kept: one.is_kept,
         ..Holder::default()
     });
     let outside = driver.and_then(|driver| outside::outside(driver).ok());

@@ -255,6 +255,13 @@ impl Selection {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
+    /// Returns the path of the system root, or of the view of it that the caller's job has; `None`
+    /// if neither was searched.
+    pub fn system(&self) -> Option<&Path> {
+        let mut paths = self.roots.iter().map(Root::path);
+        paths.find(|path| path.starts_with(SYSTEM))
+    }
+
     /// Returns entries as JSON under this key. Adds the schema's version and the root's path.
     pub fn json(&self, key: &str, entries: Vec<Value>) -> Value {
         let root = text::shown_path(self.root());

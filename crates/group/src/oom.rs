@@ -285,6 +285,7 @@ mod tests {
             identity: Identity::of_self(),
             below: String::new(),
             alive: true,
+            drains: false,
             waits: None,
             errand: Errand::None,
             frozen: false,

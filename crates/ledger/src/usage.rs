@@ -58,6 +58,9 @@ pub struct ProcessUsage {
     /// Whether the process is alive. A dead process is listed as long as the driver may still hold
     /// its memory.
     pub alive: bool,
+    /// Whether requests wait for the memory of this dead process. They do not any more when the
+    /// driver has kept the memory for long: then children that the process has forked live.
+    pub drains: bool,
     /// The request of the process that waits in line for memory.
     pub waits: Option<Waits>,
     /// What an actor does with the process. See [`Ledger::has_actor`] for whether the actor lives.
@@ -309,11 +312,10 @@ impl Ledger {
                 continue;
             };
             let dead = file.as_ref().is_some_and(|file| self.has_died(file, slot));
-            if dead {
-                let dead_ms = self.dead_ms(slot, now);
-                if !self.has_words(slot) || reap::has_drained(self, slot, witness, dead_ms) {
-                    continue;
-                }
+            let dead_ms = self.dead_ms(slot, now);
+            let has_drained = || reap::has_drained(self, slot, witness, dead_ms);
+            if dead && (!self.has_words(slot) || has_drained()) {
+                continue;
             }
             let (errand, frozen) = self.errand(slot);
             processes.push(ProcessUsage {
@@ -321,6 +323,7 @@ impl Ledger {
                 identity,
                 below: slot::read_below(page),
                 alive: !dead,
+                drains: dead && dead_ms < reap::DRAIN_MAX_MS,
                 waits: waits(page).filter(|_| !dead),
                 errand,
                 frozen,

@@ -3,7 +3,7 @@
 use super::Line;
 use crate::groups::budget::{Budget, LINE, Purse, VERB};
 use crate::groups::{self, Selection};
-use crate::words::{environment::env, failure::Failure, notes::Notes};
+use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_group::{Kind, Root, SYSTEM, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, EventKind, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +116,7 @@ impl Watch {
                 }
                 let mut line = source.line(group, traced.event, Some(traced), selection);
                 if is_copy {
-                    line.root = SYSTEM.into();
+                    line.root = selection.system().unwrap_or(SYSTEM.as_ref()).into();
                 }
                 // Other users may write the trail of a common group. The group's own ring counts
                 // more.
@@ -190,11 +190,8 @@ impl Watch {
                 }
             }
         }
-        let users = match env("GPULIMIT_ROOT") {
-            None => Root::of_users(),
-            Some(_) => Vec::new(),
-        };
-        for root in selection.roots().iter().chain(&users) {
+        let users = selection.system().map(|_| Root::of_users());
+        for root in selection.roots().iter().chain(users.iter().flatten()) {
             let path = root.path().to_owned();
             if self.find(&path, None).is_some() {
                 continue;

@@ -86,6 +86,9 @@ impl Holder {
     /// Names the process: `process 4711 (python)`.
     fn name(&self) -> String {
         match self.pid {
+            Some(pid) if self.is_kept => {
+                format!("the children of the ended process {pid} ({})", self.command)
+            }
             Some(pid) => format!("process {pid} ({})", self.command),
             None => format!("a process ({}) of another pid namespace", self.command),
         }
@@ -152,10 +155,12 @@ impl Now {
             .map(<[_]>::to_vec)
     }
 
-    /// Returns what each place lacks: `lab` lacks 48.0 MiB, GPU 0 lacks 2.0 GiB.
+    /// Returns what each place lacks, as far as the caller can read it: `lab` lacks 48.0 MiB, GPU 0
+    /// lacks 2.0 GiB.
     pub fn shortages(&self) -> String {
         let lacks = |place: &Level| {
-            let bytes = gib(self.need.saturating_sub(place.room()));
+            let bytes = place.left.map(|left| gib(self.need.saturating_sub(left)));
+            let bytes = bytes.map_or("an unknown amount".into(), |bytes| bytes.to_string());
             format!("{} lacks {bytes}", place.title())
         };
         let lacks: Vec<String> = self.lacking(&[]).iter().map(lacks).collect();
@@ -356,6 +361,7 @@ mod tests {
             command: "python".into(),
             group: group.map(str::to_owned),
             in_use: in_use * MIB,
+            is_kept: false,
             is_own: false,
             may_suspend: false,
         }
@@ -540,6 +546,14 @@ mod tests {
         let text = first(&full).text;
         let said = "process 7 (python) of bob, which uses 2.9 GiB, outside of the groups; GPU 0";
         assert!(text.contains(said), "{text}");
+    }
+
+    #[test]
+    fn what_a_group_lacks_is_said_if_the_caller_may_know_it() {
+        let mut lab = now(1000, vec![level("lab", 3000, 400)], vec![]);
+        assert_eq!(lab.shortages(), "`lab` lacks 600.0 MiB");
+        lab.levels[0].left = None;
+        assert_eq!(lab.shortages(), "`lab` lacks an unknown amount");
     }
 
     #[test]

@@ -171,6 +171,13 @@ fn dead_members_are_listed_while_they_drain() {
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() - 10_000, Ordering::Relaxed);
     assert_eq!(shown(None), [own]);
+    // Only a child that the process has forked makes the driver keep its memory for so long.
+    for (dead_ms, drains) in [(10_000, true), (30_000, false)] {
+        since.store(os::boot_ms() - dead_ms, Ordering::Relaxed);
+        let processes = scratch.readonly().processes(&Knows(Some(true)));
+        let drain: Vec<bool> = processes.iter().map(|process| process.drains).collect();
+        assert_eq!(drain, [false, drains], "{dead_ms}");
+    }
     since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
     assert_eq!(
         shown(None),

@@ -2,15 +2,16 @@
 //! obeys the first advice and repeats the request, and the request is granted. The two situations
 //! of a test differ in one figure, and so in the first advice.
 
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use gpulimit_base::identity::Identity;
-use gpulimit_ledger::{Details, EventKind, Happening, Ledger};
+use gpulimit_ledger::{Details, EventKind, Happening, Ledger, NoWitness};
 use gpulimit_programs::world::{self, MIB, Session, World, eventually};
 use gpulimit_support::{is_root, may_unshare};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The user who asks, and another one.
 const ALICE: u32 = 40_001;
@@ -456,6 +457,67 @@ fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
     assert_eq!(counts, [2, 2, 1, 1, 1, 1], "{output:?}");
 }
 
+/// In a job of root, whose programs find the group by a secret path, and outside of it.
+#[test]
+fn a_refusal_in_roots_job_is_explained_inside_and_outside() {
+    if !is_root() || !may_unshare(&["--mount"]) {
+        return;
+    }
+    let world = World::without_group(&[]);
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
+    let job = "
+        user() { setpriv --reuid 40078 --regid 40078 --clear-groups \"$@\"; }
+        hold='start 0\\nalloc a 300M\\ntouch /run/all/held\\nwait /run/all/asked\\n'
+        printf \"$hold\" | user $PROGRAM >&2 &
+        until [ -e /run/all/held ]; do sleep 0.01; done
+        printf 'start 0\\nalloc a 100M\\nalloc b 2G\\n' | user $PROGRAM >&2
+        gpulimit why --json
+        user gpulimit why --json
+        user env -u GPULIMIT_ROOT -u GPULIMIT_GROUP gpulimit why --json
+        touch /run/all/asked
+        wait";
+    let script = "
+        mount -t tmpfs -o mode=755 tmpfs /run
+        mkdir -m 1777 /run/all
+        gpulimit run --max 2G -- sh -c \"$JOB\"
+        rm -r /dev/shm/gpulimit-40078";
+    let mut shell = world.bare("unshare".as_ref());
+    let controller = world::controller();
+    let folder = controller.parent().expect("a folder").display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    shell
+        .args(["--mount", "sh", "-c", script])
+        .env_remove("GPULIMIT_ROOT")
+        .env("JOB", job)
+        .env("PROGRAM", world::program())
+        .env("PATH", format!("{folder}:{path}"))
+        .env("GPULIMIT_LIBRARY", world::shim());
+    let output = world::finish(shell);
+    assert!(!world::text(&output.stdout).contains(".secret"));
+    let said = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let said: Vec<Value> = said.map(|json| json.expect("JSON")).collect();
+    assert_eq!(said.len(), 3, "{output:?}");
+    for (json, is_outside) in said.iter().zip([false, false, true]) {
+        let refusals = json["refusals"].as_array().expect("a list");
+        assert_eq!(refusals.len(), 1, "{json:#}");
+        let holders = refusals[0]["holders"].as_array().expect("a list");
+        assert_eq!(holders.len(), 2, "{json:#}");
+        assert_eq!(refusals[0]["cause"], "limit", "{json:#}");
+        // The program needs what it held itself, and not what its group had.
+        let held = holders.iter().map(|one| one["bytes"].as_u64()).min();
+        let beside = json["now"]["beside"].as_u64();
+        assert!(
+            beside < held.flatten().map(|held| held + 10 * MIB),
+            "{json:#}"
+        );
+        // Only root and programs of the job can look into it.
+        let group = &json["now"]["groups"][0];
+        assert_eq!(group["left"].is_null(), is_outside, "{json:#}");
+        assert_eq!(group["gone"], false, "{json:#}");
+    }
+}
+
 /// The driver may hold the memory of a dead program for a while.
 #[test]
 fn what_a_dead_program_still_holds_is_not_counted_twice() {
@@ -478,6 +540,57 @@ fn what_a_dead_program_still_holds_is_not_counted_twice() {
     knob(&scene, "0");
     scene.bury(&[pid]);
     scene.obey(&advice[0]);
+}
+
+/// A child that a dead program has forked keeps the driver's files open, and with them the memory.
+#[test]
+fn what_a_child_of_a_dead_program_keeps_is_not_left() {
+    /// Where a ledger has its slots, the bytes of one, and where it has the time of a death
+    /// (`crates/ledger/src/layout.rs`).
+    const SLOTS: u64 = (16 << 10) + (2 << 20);
+    const SLOT: u64 = 8 << 10;
+    const DEAD_SINCE: u64 = 40;
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new(Case {
+        others: &[("lab", BOB, 1000)],
+        ..CASE
+    });
+    let lab = scene.world.root().group("lab").expect("a group");
+    let mut parent = scene.others.pop().expect("started");
+    let pid = parent.pid();
+    let members = Ledger::open(&lab.ledger_path()).expect("a ledger");
+    let members = members.processes(&NoWitness);
+    let member = members.iter().find(|one| one.identity.pid == pid);
+    let at = SLOTS + SLOT * member.expect("a member").slot as u64 + DEAD_SINCE;
+    assert_eq!(parent.say("background {\nsleep 600000\n}"), "0");
+    parent.kill();
+    let first = scene.advice()[0].clone();
+    assert_eq!(first["advice"], "again", "a request waits for it: {first}");
+    // Requests wait for half a minute after a death was noticed.
+    let mut options = File::options();
+    let ledger = options.read(true).write(true).open(lab.ledger_path());
+    let ledger = ledger.expect("a ledger");
+    let mut since = [0; 8];
+    ledger.read_exact_at(&mut since, at).expect("read");
+    let since = u64::from_le_bytes(since) - 30_000;
+    let written = ledger.write_all_at(&since.to_le_bytes(), at);
+    written.expect("written");
+    scene.program().expect(&[("alloc again 1000M", "2")]);
+    let first = scene.advice()[0].clone();
+    assert_eq!(first["advice"], "wait", "{first}");
+    assert_eq!(first["pids"], json!([pid]), "{first}");
+    let said = format!("the end of the children of the ended process {pid} (gpu-script) of");
+    assert!(
+        first["text"].as_str().expect("text").contains(&said),
+        "{first}"
+    );
+    let mut kill = Command::new("kill");
+    kill.args(["-KILL", "--", &format!("-{pid}")]);
+    assert!(world::finish(kill).status.success());
+    scene.bury(&[pid]);
+    scene.program().expect(&[("alloc again 1000M", "0")]);
 }
 
 #[test]
