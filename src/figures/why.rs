@@ -229,6 +229,7 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
     let nearest = upwards(leaf).find_map(|name| view(name).filter(lasts));
     let mut levels = Vec::new();
     if nearest.is_none_or(|view| view.group.name() != leaf) {
+        let above = line.root.join(parent(leaf).unwrap_or_default());
         let found = Root::at(&line.root).and_then(|root| root.group(leaf));
         let is_gone = found.map_or_else(|error| error.is_missing(), |_| true);
         levels.push(Level {
@@ -236,7 +237,7 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
             max: line.max(),
             left: line.max().filter(|_| is_gone),
             is_gone,
-            may_set: is_gone && may_write(&line.root.join(parent(leaf).unwrap_or_default())),
+            may_set: is_gone && (may_write(&above) || !above.exists()),
             ..Level::default()
         });
     }

@@ -417,6 +417,29 @@ fn a_refusal_above_is_found_by_the_group_of_a_program_that_has_ended() {
     assert_eq!(explained(&scene, "gpulimit why --json lab/b"), 0);
 }
 
+/// Returns a shell for all users' programs, whose roots of groups no other test sees.
+fn alone(world: &World, script: &str) -> Command {
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
+    const MOUNTS: &str = "
+        mount -t tmpfs -o mode=755 tmpfs /run
+        machine=${GPULIMIT_SIM_STATE%/*}
+        mkdir /run/machine && mount --bind $machine /run/machine
+        mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+        mkdir -p $machine && mount --bind /run/machine $machine";
+    let mut shell = world.bare("unshare".as_ref());
+    let controller = world::controller();
+    let folder = controller.parent().expect("a folder").display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    shell
+        .args(["--mount", "sh", "-c", &format!("{MOUNTS}\n{script}")])
+        .env_remove("GPULIMIT_ROOT")
+        .env("PROGRAM", world::program())
+        .env("PATH", format!("{folder}:{path}"))
+        .env("GPULIMIT_LIBRARY", world::shim());
+    shell
+}
+
 /// Programs of root's jobs that run as another user leave their refusals to that user and to root.
 #[test]
 fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
@@ -424,30 +447,17 @@ fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
         return;
     }
     let world = World::without_group(&[]);
-    let open = std::fs::Permissions::from_mode(0o666);
-    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
     let script = "
-        mount -t tmpfs -o mode=755 tmpfs /run
         user() { setpriv --reuid 40077 --regid 40077 --clear-groups \"$@\"; }
         refuse() { printf 'start 0\\nalloc a 2G\\n' | \"$@\" $PROGRAM >&2; }
         refuse gpulimit run --user 40077:40077 --max 1G --
+        user gpulimit why | grep 'gpulimit run' && echo '\"The user may not.\"'
         refuse gpulimit run --max 1G -- setpriv --reuid 40077 --regid 40077 --clear-groups
         gpulimit why --all --json
         user gpulimit why --all --json
         gpulimit events --kind refusal --json
-        user gpulimit events --kind refusal --json
-        rm -r /dev/shm/gpulimit-40077";
-    let mut shell = world.bare("unshare".as_ref());
-    let controller = world::controller();
-    let folder = controller.parent().expect("a folder").display();
-    let path = std::env::var("PATH").unwrap_or_default();
-    shell
-        .args(["--mount", "sh", "-c", script])
-        .env_remove("GPULIMIT_ROOT")
-        .env("PROGRAM", world::program())
-        .env("PATH", format!("{folder}:{path}"))
-        .env("GPULIMIT_LIBRARY", world::shim());
-    let output = world::finish(shell);
+        user gpulimit events --kind refusal --json";
+    let output = world::finish(alone(&world, script));
     let said = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
     let counts = said.map(|json| match &json.expect("JSON")["refusals"] {
         Value::Array(refusals) => refusals.len(),
@@ -464,8 +474,6 @@ fn a_refusal_in_roots_job_is_explained_inside_and_outside() {
         return;
     }
     let world = World::without_group(&[]);
-    let open = std::fs::Permissions::from_mode(0o666);
-    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
     let job = "
         user() { setpriv --reuid 40078 --regid 40078 --clear-groups \"$@\"; }
         hold='start 0\\nalloc a 300M\\ntouch /run/all/held\\nwait /run/all/asked\\n'
@@ -478,21 +486,10 @@ fn a_refusal_in_roots_job_is_explained_inside_and_outside() {
         touch /run/all/asked
         wait";
     let script = "
-        mount -t tmpfs -o mode=755 tmpfs /run
         mkdir -m 1777 /run/all
-        gpulimit run --max 2G -- sh -c \"$JOB\"
-        rm -r /dev/shm/gpulimit-40078";
-    let mut shell = world.bare("unshare".as_ref());
-    let controller = world::controller();
-    let folder = controller.parent().expect("a folder").display();
-    let path = std::env::var("PATH").unwrap_or_default();
-    shell
-        .args(["--mount", "sh", "-c", script])
-        .env_remove("GPULIMIT_ROOT")
-        .env("JOB", job)
-        .env("PROGRAM", world::program())
-        .env("PATH", format!("{folder}:{path}"))
-        .env("GPULIMIT_LIBRARY", world::shim());
+        gpulimit run --max 2G -- sh -c \"$JOB\"";
+    let mut shell = alone(&world, script);
+    shell.env("JOB", job);
     let output = world::finish(shell);
     assert!(!world::text(&output.stdout).contains(".secret"));
     let said = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
