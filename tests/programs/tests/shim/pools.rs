@@ -160,6 +160,26 @@ fn growth_covered_by_another_threads_charge_counts_in_the_peak() {
     world.judge_end(CAP);
 }
 
+/// The ticket of a pool is for requests that can take one step, 32 MiB.
+#[test]
+fn requests_for_more_than_a_step_are_charged_before_the_call() {
+    let cap = CONTEXT + 200 * MIB;
+    for more in ["40M", "96M"] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("async a 1M", "0"),
+            ("alloc b 128M", "0"),
+            ("async c 1M", "0"),
+            ("async d 1M", "0"),
+            (&*format!("async e {more}"), "2"),
+        ]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
 #[test]
 fn a_full_gpu_leaves_pools_of_other_gpus_alone() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
