@@ -453,6 +453,13 @@ mod tests {
 
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
+    const LARGE_OF_3: Large = Large {
+        device: 0,
+        context: 7,
+        blocks: 3,
+        exports: 0,
+    };
+
     fn export(bytes: u64, first: bool) -> Option<Export> {
         Some(Export {
             device: 0,
@@ -505,6 +512,114 @@ mod tests {
         assert_eq!(gone, 1);
         assert_eq!(one(far), [false; 2], "its context is gone");
         assert_eq!(blocks.leave_small(far), Departure::Unknown);
+    }
+
+    #[test]
+    fn a_word_counts_fewer_allocations_than_a_block_has_bytes() {
+        let counts = |count, least| Blocks::counts(BASE + 1 + count, BASE + 512, least);
+        assert_eq!(
+            [0, 1, MOST].map(|least| counts(0, least)),
+            [true, false, false]
+        );
+        assert_eq!(
+            [MOST - 1, MOST].map(|count| counts(count, 0)),
+            [true, false]
+        );
+        assert!(counts(MOST, 1) && !counts(BLOCK, 0), "the next block");
+    }
+
+    #[test]
+    fn a_block_that_was_exported_needs_the_lock_until_it_is_free() {
+        let blocks = Blocks::default();
+        blocks.enter_small(BASE, 0, || 7);
+        assert!(!blocks.unexported(BASE), "not exported");
+        assert!(blocks.is_counted(BASE));
+        assert_eq!(blocks.exported(BASE), export(BLOCK, true));
+        assert!(!blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
+        assert!(!blocks.is_counted(BASE), "other processes may have it open");
+        assert!(blocks.unexported(BASE) && !blocks.unexported(BASE));
+        assert!(!blocks.enter_small(BASE + 1024, 0, || unreachable!("known")));
+        assert!(blocks.is_counted(BASE), "the driver has refused the export");
+    }
+
+    #[test]
+    fn a_word_is_of_a_block_until_the_block_is_free() {
+        let (blocks, far) = (Blocks::default(), BASE + WORDS as u64 * BLOCK);
+        assert!(blocks.enter_small(BASE, 0, || 7) && blocks.enter_at_once(BASE));
+        assert!(!blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
+        // The end of another block with the same word changes nothing.
+        assert!(blocks.enter_small(far, 0, || 7));
+        assert_eq!(blocks.leave_small(far), Departure::Emptied(0));
+        for _ in 0..2 {
+            assert_eq!(blocks.leave_small(BASE), Departure::Held);
+            assert!(blocks.is_counted(BASE));
+        }
+        assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
+        assert!(!blocks.is_counted(BASE));
+    }
+
+    #[test]
+    fn small_allocations_and_a_large_one_in_their_block_end_and_are_exported_apart() {
+        let (blocks, small) = (Blocks::default(), BASE + 512);
+        blocks.enter_small(small, 0, || 7);
+        assert_eq!(blocks.take_large(BASE), None);
+        let exported = Large {
+            exports: 2,
+            ..LARGE_OF_3
+        };
+        blocks.enter_large(BASE, exported);
+        assert_eq!(blocks.take_large(BASE), Some(exported));
+        let drained = || {
+            let mut sum = (0, 0);
+            blocks.drain(7, |_, blocks, exports| {
+                sum = (sum.0 + blocks, sum.1 + exports)
+            });
+            sum
+        };
+        assert_eq!(drained(), (1, 0), "without the exports of the large one");
+        blocks.enter_large(BASE, LARGE_OF_3);
+        for _ in 0..2 {
+            assert!(blocks.enter_small(small, 0, || unreachable!("known")));
+            assert_eq!(blocks.exported(small), export(BLOCK, true));
+            assert!(blocks.take_shared(small).is_some_and(|it| it.exports == 1));
+        }
+        // One thread exports the allocation while another one frees it.
+        assert!(blocks.enter_small(small, 0, || unreachable!("known")));
+        assert_eq!(blocks.exported(small), export(BLOCK, true));
+        assert_eq!(blocks.leave_small(small), Departure::Emptied(0));
+        assert_eq!(blocks.take_shared(small), None);
+        assert_eq!(drained().0, 3);
+    }
+
+    #[test]
+    fn a_process_may_have_what_lies_between_its_blocks() {
+        let blocks = Blocks::default();
+        let have = || [0, 9, 10, 19, 20, 21, 30, 31].map(|at| blocks.may_have(at * BLOCK + 5));
+        assert_eq!(have(), [false; 8]);
+        assert!(blocks.enter_small(20 * BLOCK, 0, || 7));
+        assert_eq!(have(), [0, 0, 0, 0, 1, 0, 0, 0].map(|has| has == 1));
+        blocks.enter_large(10 * BLOCK, LARGE_OF_3);
+        assert_eq!(have(), [0, 0, 1, 1, 1, 0, 0, 0].map(|has| has == 1));
+        assert!(blocks.enter_small(30 * BLOCK + 512, 0, || 7));
+        assert!(blocks.enter_small(15 * BLOCK, 0, || 7));
+        assert_eq!(have(), [0, 0, 1, 1, 1, 1, 1, 0].map(|has| has == 1));
+    }
+
+    #[test]
+    fn an_export_is_of_the_large_allocation_or_of_the_address() {
+        let (blocks, small) = (Blocks::default(), BASE + 10 * BLOCK + 512);
+        blocks.enter_small(small, 0, || 7);
+        blocks.enter_large(BASE, LARGE_OF_3);
+        assert_eq!(blocks.base(BASE + 512), Some(BASE));
+        assert_eq!(blocks.base(small), Some(small));
+        assert_eq!(blocks.base(BASE + BLOCK), None);
+        // Nothing is left of a block that is free.
+        assert_eq!(blocks.leave_small(small), Departure::Emptied(0));
+        assert_eq!(blocks.base(small), None);
+        blocks.enter_small(small, 0, || 7);
+        assert_eq!(blocks.exported(small), export(BLOCK, true));
+        assert!(blocks.take_shared(small).is_some_and(|taken| taken.last));
+        assert_eq!(blocks.base(small), None);
     }
 
     /// A block is new as often as it is emptied, whoever counts its allocations.
@@ -612,6 +727,7 @@ mod tests {
         let first = take(BASE);
         let last = take(BASE + 512);
         assert_eq!(blocks.put_back(BASE + 512, last), (true, 0));
+        assert!(!blocks.is_counted(BASE), "exported");
         assert!(take(BASE + 512).last);
         // The exports of the block have ended, while the driver refused to free one allocation.
         assert_eq!(blocks.put_back(BASE, first), (true, 1));

@@ -313,6 +313,28 @@ fn other_members_give_back_unused_reserve() {
     world.judge_end(cap);
 }
 
+/// Such calls need no hook as long as nobody has asked.
+#[test]
+fn small_allocations_in_a_held_block_and_their_ends_give_back_unused_reserve() {
+    let cap = CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    let mut holder = world.on_gpu();
+    for name in ["held", "ended", "counted"] {
+        holder.expect(&[(&*format!("alloc {name} 512"), "0")]);
+    }
+    for call in ["alloc more 512", "free ended"] {
+        with_reserve(&mut holder);
+        holder.expect(&[("alloc b 512", "0"), ("free b", "0")]);
+        assert!(pools(&world) >= 320 * MIB, "nobody has asked");
+        world.ledger().call_members();
+        holder.expect(&[(call, "0")]);
+        assert_eq!(pools(&world), 0, "{call}");
+    }
+    world.judge(cap);
+    holder.end_quietly();
+    world.judge_end(cap);
+}
+
 #[test]
 fn reserve_protected_by_low_is_not_reclaimed() {
     let cap = 2 * CONTEXT + 600 * MIB;

@@ -2,7 +2,7 @@
 //! not for the bytes requested.
 
 use gpulimit_ledger::Category;
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use gpulimit_programs::world::{BLOCK, CONTEXT, HOUR, MIB, World, eventually};
 
 const CAP: u64 = 1024 * MIB;
 /// Bytes charged but not used: the reserve for the driver's own needs and the spare block.
@@ -54,6 +54,108 @@ fn small_requests_share_blocks() {
         program.end_quietly();
         world.judge_end(CAP);
     }
+}
+
+fn linear(world: &World) -> u64 {
+    world.usage(0).by[Category::Linear as usize]
+}
+
+#[test]
+fn a_spare_block_pays_for_one_block_and_is_kept_until_it_does() {
+    let cap = CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 512", "0"),
+        ("alloc b 512", "0"),
+        ("alloc c 512", "0"),
+        ("fill rest 2M", "2 47"),
+        // The end of the block makes it a spare block.
+        ("free a", "0"),
+        ("free b", "0"),
+        ("free c", "0"),
+        ("alloc d 2M+1", "2"),
+        ("alloc d 512", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn calls_that_fail_do_not_change_how_many_allocations_a_block_has() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for name in ["a", "b", "c", "d"] {
+        program.expect(&[(&*format!("alloc {name} 512"), "0")]);
+    }
+    program.expect(&[("free d", "0"), ("free d", "1"), ("free d", "1")]);
+    world.machine().knob("fail", "cuMemAlloc_v2:2");
+    program.expect(&[("alloc-over c 512", "2"), ("alloc-over c 512", "2")]);
+    world.machine().knob("fail", "none");
+    program.expect(&[("free a", "0"), ("free b", "0")]);
+    assert_eq!(linear(&world), BLOCK);
+    program.expect(&[("free c", "0")]);
+    assert_eq!(linear(&world), 0);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// A thread is held in a call that has freed a block, before it records that.
+#[test]
+fn a_large_allocation_in_a_block_that_is_being_freed_is_freed_as_such() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let delay = |ns: &str| world.machine().knob("delay", &format!("cuMemFree:{ns}"));
+    delay(HOUR);
+    program.expect(&[("alloc-v1 a 512", "0"), ("aside {\nfree-v1 a\n}", "0")]);
+    assert!(eventually(|| world.machine().used() == CONTEXT));
+    program.expect(&[("alloc-v1 large 5M", "0"), ("free large", "0")]);
+    delay("0");
+    program.expect(&[("await", "0:1")]);
+    assert_eq!(linear(&world), 0);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// A thread is held in a call that has taken or freed a block, before it records that. Loading a
+/// module measures meanwhile.
+#[test]
+fn a_measurement_during_the_call_of_a_small_allocation_is_corrected() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 512", "0"),
+        ("alloc b 512", "0"),
+        ("free a", "0"),
+        ("module before 1M", "0"),
+        // Whatever the module took, there is a spare block again.
+        ("alloc d 512", "0"),
+        ("free d", "0"),
+    ]);
+    let driver = || world.usage(0).by[Category::Driver as usize];
+    let (before, used) = (driver(), world.machine().used());
+    for (function, call, change) in [
+        ("cuMemAlloc_v2", "alloc c 2M", 2 * MIB as i64),
+        ("cuMemFree_v2", "free b", -2 * MIB as i64),
+    ] {
+        let delay = |ns: &str| world.machine().knob("delay", &format!("{function}:{ns}"));
+        delay(HOUR);
+        let then = world.machine().used();
+        program.expect(&[(&*format!("aside {{\n{call}\n}}"), "0")]);
+        let now = then.strict_add_signed(change);
+        assert!(eventually(|| world.machine().used() == now), "{call}");
+        program.expect(&[("module m 1M", "0"), ("unload m", "0")]);
+        delay("0");
+        program.expect(&[("await", "0:1")]);
+        assert_eq!(driver(), before, "{call}");
+    }
+    assert_eq!(world.machine().used(), used);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
 }
 
 #[test]

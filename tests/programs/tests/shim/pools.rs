@@ -35,6 +35,8 @@ fn a_synchronise_uncharges_the_released_reserve() {
         program.expect(&[
             ("stream work", "0"),
             ("async a 200M", "0"),
+            // From here on, only the free can change what the pool has reserved.
+            ("sync", "0"),
             ("free-async a", "0"),
         ]);
         assert!(world.machine().used() > CONTEXT + 200 * MIB);
@@ -158,6 +160,26 @@ fn growth_covered_by_another_threads_charge_counts_in_the_peak() {
     world.judge(CAP);
     program.end_quietly();
     world.judge_end(CAP);
+}
+
+/// The ticket of a pool is for requests that can take one step, 32 MiB.
+#[test]
+fn requests_for_more_than_a_step_are_charged_before_the_call() {
+    let cap = CONTEXT + 200 * MIB;
+    for more in ["40M", "96M"] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("async a 1M", "0"),
+            ("alloc b 128M", "0"),
+            ("async c 1M", "0"),
+            ("async d 1M", "0"),
+            (&*format!("async e {more}"), "2"),
+        ]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
 }
 
 #[test]

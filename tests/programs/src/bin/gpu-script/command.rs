@@ -7,7 +7,7 @@
 //! | `context NAME D v1..v4, gl-v1, gl-v2, vdpau-v1, vdpau-v2`, `destroy NAME`, `detach NAME`, `use NAME`, `push NAME`, `pop`, `enable-peer NAME` | other contexts |
 //! | `green NAME D`, `use-green NAME`, `green-stream NAME GREEN`, `destroy-green NAME` | green contexts |
 //! | `limit N`, `set-limit N SIZE` | limits of the current context, by their numbers |
-//! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
+//! | `alloc NAME SIZE`, `alloc-over NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory; `alloc-over` lets the place for the new address have that of NAME before |
 //! | `pinned NAME SIZE [plain\|v1]`, `free-pinned NAME`, `register-host SIZE` | host memory, by `cuMemHostAlloc` or the versions of `cuMemAllocHost`, and registered memory of the program |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | COUNT allocations, or allocations until one is refused |

@@ -11,6 +11,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     Ok(Some(match name {
         "alloc" => scope.keep(words.at(1)?, driver.get("cuMemAlloc_v2", &[words.size(2)?])),
         "alloc-nowhere" => plain(driver.call("cuMemAlloc_v2", &[0, words.size(1)?])),
+        "alloc-over" => {
+            let mut place = scope.value(words.at(1)?)?;
+            let arguments = [&raw mut place as usize, words.size(2)?];
+            plain(driver.call("cuMemAlloc_v2", &arguments))
+        }
         "pitch" => {
             let (mut address, mut pitch) = (0u64, 0usize);
             let (width, height) = (words.size(2)?, words.size(3)?);
