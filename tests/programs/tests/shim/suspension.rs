@@ -106,6 +106,21 @@ fn json(world: &World, verb: &str) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
+/// A call that cannot be made without a lock has marked its thread by then.
+#[test]
+fn a_refused_asynchronous_allocation_is_not_under_way() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 20M", "0"), ("sync", "0")]);
+    let mut again = 0..CAP / (20 * MIB);
+    let refused = again.find(|at| program.say(&format!("async b{at} 20M")) == "2");
+    assert!(refused > Some(100), "the group is full: {refused:?}");
+    let actor = Actor::new(&world);
+    let process = actor.identity(&program);
+    assert_eq!(actor.ledger.calls_under_way(&process, Calls::Short), 0);
+    program.end();
+}
+
 #[test]
 fn others_use_the_room_of_a_suspended_program() {
     let world = World::new(CAP);
