@@ -50,7 +50,7 @@ fn an_ended_job_has_a_peak_and_a_curve_before_and_after_its_group_is_removed() {
     job(&place, "run-1-2");
     for is_removed in [false, true] {
         if is_removed {
-            let done = place.said(&["gc"]);
+            let done = place.clean();
             assert!(done.contains("run-1-2: removed, its job"), "{done}");
             assert_eq!(place.root().groups().expect("listed"), []);
             assert_eq!(place.root().leftovers().expect("listed").len(), 0);
@@ -111,7 +111,7 @@ fn an_ended_job_has_a_peak_and_a_curve_before_and_after_its_group_is_removed() {
 fn what_a_job_left_goes_while_a_new_job_has_its_name() {
     let place = Place::new();
     job(&place, "run-1-2");
-    place.said(&["gc"]);
+    place.clean();
     let made = place.root().create("run-1-2", &LimitSet::all(Size::Max));
     let made = made.expect("created");
     made.group.keep_history().expect("begun");
@@ -119,7 +119,7 @@ fn what_a_job_left_goes_while_a_new_job_has_its_name() {
     use_gpu(&place, "run-1-2");
     assert_eq!(names(&place), ["run-1-2"]);
     drop(made);
-    place.said(&["gc"]);
+    place.clean();
     let history = &place.json(&["history", "--json"])["histories"][0];
     assert!(history["effective_max"].is_null(), "{history}");
 }
@@ -130,11 +130,7 @@ fn the_last_sixteen_jobs_of_a_day_have_a_past() {
     for number in 1..=17 {
         job(&place, &format!("run-{number}-1"));
         let past = left(&place).join(format!("run-{number}-1"));
-        // A process that just starts elsewhere may be unreadable, and could be the job's.
-        wait_until("its group is removed", || {
-            place.said(&["gc"]);
-            past.exists()
-        });
+        place.clean();
         let age = |secs| SystemTime::now() - Duration::from_secs(secs);
         let directory = File::open(past).expect("left");
         let made = FileTimes::new().set_modified(age(1_000 - 10 * number));
@@ -148,7 +144,7 @@ fn the_last_sixteen_jobs_of_a_day_have_a_past() {
             use_gpu(&place, group);
         }
     }
-    place.said(&["gc"]);
+    place.clean();
     let expected: Vec<_> = (2..=17).map(|number| format!("run-{number}-1")).collect();
     assert_eq!(names(&place), [&["lab".into()], &expected[..]].concat());
     let directory = File::open(left(&place).join("run-9-1")).expect("left");
@@ -165,7 +161,7 @@ fn the_last_sixteen_jobs_of_a_day_have_a_past() {
 fn a_job_that_ended_earlier_is_shown_by_its_name_or_a_longer_time() {
     let place = Place::new();
     job(&place, "run-1-2");
-    place.said(&["gc"]);
+    place.clean();
     wait_until("the second of the job's end is over", || {
         let output = place.output(&["history", "--since", "1s"]);
         text(&output.stderr).contains("no group has used such a GPU since then")
@@ -224,7 +220,7 @@ fn both(place: &Place, status: i32) -> [Output; 2] {
 fn files_that_no_job_left_are_named_and_skipped() {
     let place = Place::new();
     job(&place, "run-1-2");
-    place.said(&["gc"]);
+    place.clean();
     let copy = |name: &str| {
         let (from, to) = (left(&place).join("run-1-2"), left(&place).join(name));
         fs::create_dir(&to).expect("made");
@@ -260,7 +256,7 @@ fn files_that_no_job_left_are_named_and_skipped() {
         assert!(text(&output.stderr).contains(".trail-jobs"), "{output:?}");
     }
     job(&place, "run-7-1");
-    place.said(&["gc"]);
+    place.clean();
     assert_eq!(
         place.root().groups().expect("listed"),
         [],
@@ -308,7 +304,7 @@ fn the_past_of_roots_job_for_another_user_has_no_secret_and_is_roots() {
     use_gpu(place, group);
     drop(child.stdin.take());
     child.wait().expect("ended");
-    place.said(&["gc"]);
+    place.clean();
     let kept = left(place).join(group);
     for path in [left(place), kept.clone()] {
         let about = fs::metadata(path).expect("there");

@@ -10,7 +10,7 @@ mod root;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
-use gpulimit_group::{Insistence, Member, MemberDevice, Root};
+use gpulimit_group::{Insistence, Kind, Member, MemberDevice, Root};
 use gpulimit_limits::LimitSet;
 use gpulimit_support::clean;
 use serde_json::Value;
@@ -70,6 +70,18 @@ impl Place {
         self.root()
             .create(name, &LimitSet::all(max))
             .expect("created");
+    }
+
+    /// Runs `gc` until no job has a group, and returns what it says. A process that just starts
+    /// elsewhere may be unreadable, and could be the job's.
+    pub fn clean(&self) -> String {
+        let mut said = String::new();
+        wait_until("no job has a group", || {
+            said += &self.said(&["gc"]);
+            let groups = self.root().groups().expect("listed");
+            groups.iter().all(|group| group.kind() != Kind::Job)
+        });
+        said
     }
 
     pub fn member(&self, name: &str) -> Member {

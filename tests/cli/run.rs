@@ -149,7 +149,7 @@ fn a_jobs_group_exists_only_while_its_command_runs() {
         serde_json::json!({ "gpu": "all", "max": "4GiB" })
     );
     assert_eq!(place.said(&["show", "--names"]), "");
-    place.said(&["gc"]);
+    place.clean();
     assert_eq!(place.root().groups().expect("listed"), []);
     assert!(
         place

@@ -253,7 +253,7 @@ fn a_program_of_roots_job_may_become_another_user() {
     ] {
         assert!(rest.contains(&expected), "{expected}: {said}");
     }
-    machine.place.said(&["gc"]);
+    machine.place.clean();
     let views = Path::new(view).parent().expect("a directory");
     assert_eq!(fs::read_dir(views).expect("listed").count(), 0);
     // A job below a group has no such path.
