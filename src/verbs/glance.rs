@@ -121,7 +121,7 @@ fn table_of_groups(groups: &[Figures]) -> String {
     }
     match groups.len() {
         0 => "\nNo group limits a program of yours now.\n".into(),
-        ..=LINES => format!("\n{}", table.render()),
+        1..=LINES => format!("\n{}", table.render()),
         all => format!(
             "\n{}and {} more: gpulimit show\n",
             table.render(),
