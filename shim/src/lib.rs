@@ -20,8 +20,6 @@ mod handler;
 mod hook;
 
 // Modules that every room may use, and that use no room themselves.
-#[cfg(not(test))]
-mod backtrace;
 mod clock;
 mod fault;
 mod image;
@@ -29,3 +27,4 @@ mod membership;
 mod message;
 mod refusal;
 mod table;
+mod unwind;

@@ -168,8 +168,7 @@ macro_rules! exports {
     (
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
-        // This tail call leaves no stack frame: libgcc_s, which unwinds cancelled threads, cannot
-        // unwind frames of portable builds.
+        // This tail call leaves no stack frame.
         if crate::account::limited::unlimited() {
             return driver::straight::$name($($arg),*);
         }

@@ -34,10 +34,10 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
     .unwrap_or(std::ptr::null())
 }
 
-/// Returns 1 if a panic can be caught; otherwise the process ends. The panic's message goes to
-/// standard error.
+/// Returns 1 if a panic can be caught, and 0 without libgcc_s. The panic's message goes to standard
+/// error.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
-    std::panic::catch_unwind(|| panic!("this panic is a test by `gpulimit doctor` and not a bug"))
-        .map_or(1, |()| 0)
+    let panics = || panic!("this panic is a test by `gpulimit doctor` and not a bug");
+    (crate::unwind::is_there() && std::panic::catch_unwind(panics).is_err()).into()
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, MIB, Session, World};
+use gpulimit_programs::world::{self, HOUR, MIB, Session, World};
 use gpulimit_support::{patience, side_by_side};
 
 /// A limit with room for everything that the programs do.
@@ -395,6 +395,45 @@ fn a_program_may_jump_out_of_a_wait() {
             assert_eq!(errors.matches("refused").count(), 1, "{errors}");
             holder.end();
             other.end();
+            world.judge_end(CAP);
+        });
+    }
+}
+
+/// libgcc_s unwinds the thread through the frames of the library.
+#[test]
+fn a_thread_may_end_in_a_signal_handler_that_interrupts_a_call() {
+    for waits in [true, false] {
+        by_every_door("ends", |program| {
+            let world = World::new(CAP);
+            world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+            let mut holder = world.on_gpu();
+            holder.expect(&[("alloc a 1500M", "0")]);
+            let mib = if waits { "2000" } else { "1000" };
+            let knob = |latency: &str| world.machine().knob("latency", latency);
+            if !waits {
+                knob(&format!("cuMemAlloc_v2:{HOUR}"));
+            }
+            let mut ender = Session::start(with(world.limited(program), &[mib]));
+            assert_eq!(ender.line(), "start 0");
+            assert_eq!(ender.line(), "hold");
+            match waits {
+                true => waiting(&world, 1),
+                false => {
+                    let is_charged = || world.usage(0).charged > 3000 * MIB;
+                    assert!(world::eventually(is_charged));
+                }
+            }
+            ender.tell("");
+            assert_eq!(ender.line(), "ended", "{program:?} {waits}");
+            assert_eq!(ender.line(), "hold");
+            knob("0");
+            holder.expect(&[("free a", "0")]);
+            ender.tell("");
+            assert_eq!(ender.line(), "free 0");
+            let (status, errors) = ender.end();
+            assert!(status.success(), "{status:?} {errors}");
+            holder.end();
             world.judge_end(CAP);
         });
     }
