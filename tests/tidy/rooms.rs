@@ -10,7 +10,7 @@ use crate::{code, none, read, sources};
 /// The rooms from the bottom to the top: a room may use those before it, and none after it.
 const ROOMS: [&str; 14] = [
     // Every room may use these.
-    "backtrace",
+    "unwind",
     "table",
     "fault",
     "clock",
