@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, HOUR, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, Session, World};
 use gpulimit_support::{patience, side_by_side};
 
 /// A limit with room for everything that the programs do.
@@ -207,14 +207,25 @@ fn threads_may_be_cancelled_in_the_driver() {
     }
 }
 
+/// The thread frees the memory first: in the driver, it would end before, and keep it.
+fn memory_is_freed_before_the_thread_ends(flags: &str) {
+    same_life_by_every_door("cancelled_in", &["free", flags]);
+    by_every_door("cancelled_in", |program| {
+        let world = World::new(ROOMY);
+        watch(with(world.limited(program), &["free", flags]), || {
+            assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+        });
+    });
+}
+
 #[test]
 fn threads_may_be_cancelled_in_a_context_set_to_block_later() {
-    same_life_by_every_door("cancelled_in", &["free", "later"]);
+    memory_is_freed_before_the_thread_ends("later");
 }
 
 #[test]
 fn threads_may_be_cancelled_in_a_primary_context_set_to_block_later() {
-    same_life_by_every_door("cancelled_in", &["free", "later-primary"]);
+    memory_is_freed_before_the_thread_ends("later-primary");
 }
 
 /// Programs linked against the driver call the library's functions even without a limit.
