@@ -23,23 +23,29 @@ static LIBRARY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Returns whether a panic can be caught.
 pub fn is_there() -> bool {
-    !find(c"_Unwind_RaiseException").is_null()
+    !library().is_null()
 }
 
-/// Returns a function of libgcc_s; null if it is missing.
+/// Returns the handle of libgcc_s, which stays open; null if it is missing.
 #[cold]
-fn find(name: &CStr) -> Pointer {
+fn library() -> Pointer {
     let mut library = LIBRARY.load(Ordering::Acquire);
     if library.is_null() {
-        // SAFETY: the name is NUL-terminated. The handle stays open.
+        // SAFETY: the name is NUL-terminated.
         library = unsafe { libc::dlopen(c"libgcc_s.so.1".as_ptr(), libc::RTLD_NOW) };
         LIBRARY.store(library, Ordering::Release);
     }
-    if library.is_null() {
-        return library;
+    library
+}
+
+/// Returns a function of libgcc_s for a panic of this thread; null without a panic, and if libgcc_s
+/// is missing.
+fn find(name: &CStr) -> Pointer {
+    if !std::thread::panicking() || !is_there() {
+        return ptr::null_mut();
     }
     // SAFETY: the handle is open, and the name is NUL-terminated.
-    unsafe { libc::dlsym(library, name.as_ptr()) }
+    unsafe { libc::dlsym(library(), name.as_ptr()) }
 }
 
 /// Defines functions of the unwinder, hidden from other libraries: each calls libgcc_s's, or does
@@ -76,6 +82,7 @@ functions! {
     _Unwind_RaiseException(exception: Pointer) -> c_int, or END_OF_STACK;
     _Unwind_Resume(exception: Pointer) -> !, or std::process::abort();
     _Unwind_DeleteException(exception: Pointer) -> (), or ();
+    _Unwind_GetLanguageSpecificData(context: Pointer) -> Pointer, or ptr::null_mut();
     _Unwind_GetIPInfo(context: Pointer, before: *mut c_int) -> usize, or 0;
     _Unwind_GetRegionStart(context: Pointer) -> usize, or 0;
     _Unwind_GetTextRelBase(context: Pointer) -> usize, or 0;
@@ -85,27 +92,7 @@ functions! {
 }
 
 #[cfg(not(test))]
-std::arch::global_asm!(
-    ".hidden _Unwind_GetLanguageSpecificData",
-    ".hidden _Unwind_Backtrace"
-);
-
-/// Returns the tables of a frame, for a panic of this thread.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C-unwind" fn _Unwind_GetLanguageSpecificData(context: Pointer) -> Pointer {
-    let found = match std::thread::panicking() {
-        true => find(c"_Unwind_GetLanguageSpecificData"),
-        false => ptr::null_mut(),
-    };
-    if found.is_null() {
-        return found;
-    }
-    // SAFETY: libgcc_s's function has this type, and the frame is one of its own.
-    unsafe {
-        let call: unsafe extern "C-unwind" fn(Pointer) -> Pointer = transmute(found);
-        call(context)
-    }
-}
+std::arch::global_asm!(".hidden _Unwind_Backtrace");
 
 /// Tells the caller, which is `std`, that the stack has no frames. So the optimiser leaves out the
 /// code that prints backtraces, which would be a quarter of the library.
