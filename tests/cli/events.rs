@@ -1,6 +1,6 @@
 //! `events`
 
-use crate::place::{GIB, GPU, Nothing, Place, Running, on, wait_until};
+use crate::place::{GIB, GPU, Nothing, Place, Running, on};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
@@ -180,7 +180,8 @@ fn events_of_jobs_that_are_gone_are_listed_once() {
     };
     let all = ["run-1-2", "a/job-3-4", "a/job-3-4/run-5-6"];
     assert_eq!(of(&[]), all);
-    collect(&place, "a\n");
+    place.clean();
+    assert_eq!(place.said(&["show", "--names"]), "a\n");
     assert_eq!(of(&[]), all);
     assert_eq!(of(&["a"]), all[1..]);
     assert_eq!(of(&["a/job-3-4"]), all[1..]);
@@ -393,19 +394,6 @@ fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
     }
 }
 
-/// Removes the groups of ended jobs, until `show --names` prints this. Dead processes stay charged
-/// for a while, and a child that another test starts keeps a member's lock until it runs its
-/// program.
-fn collect(place: &Place, left: &str) {
-    wait_until("no job stays", || {
-        let is_done = place.said(&["show", "--names"]) == left;
-        if !is_done {
-            place.said(&["gc"]);
-        }
-        is_done
-    });
-}
-
 #[test]
 fn memory_given_back_for_dead_processes_of_jobs_is_listed_after_the_jobs() {
     let place = Place::new();
@@ -418,7 +406,8 @@ fn memory_given_back_for_dead_processes_of_jobs_is_listed_after_the_jobs() {
     // `gc` gives back the memory of the first, and another member that of the second.
     place.group("run-1-2", Size::Max);
     let first = dead("run-1-2");
-    collect(&place, "");
+    place.clean();
+    assert_eq!(place.said(&["show", "--names"]), "");
     place.group("run-3-4", Size::Bytes(GIB));
     let second = dead("run-3-4");
     let member = place.member("run-3-4");
@@ -427,7 +416,8 @@ fn memory_given_back_for_dead_processes_of_jobs_is_listed_after_the_jobs() {
         .charge(GIB, &Nothing, Insistence::Full)
         .expect("the memory is given back");
     drop(member);
-    collect(&place, "");
+    place.clean();
+    assert_eq!(place.said(&["show", "--names"]), "");
     let all = lines(&place.said(&["events", "--json"]));
     let seen: Vec<_> = all
         .iter()

@@ -186,13 +186,7 @@ impl Scene {
     /// Returns a command line of the user's shell.
     fn verb(&self, line: &str) -> Command {
         let mut shell = self.world.bare("sh".as_ref());
-        let controller = world::controller();
-        let folder = controller.parent().expect("a folder").display();
-        let path = std::env::var("PATH").unwrap_or_default();
-        shell
-            .args(["-c", line])
-            .env("PATH", format!("{folder}:{path}"))
-            .env("GPULIMIT_LIBRARY", world::shim());
+        with_controller(shell.args(["-c", line]));
         by(ALICE, shell)
     }
 
@@ -428,16 +422,22 @@ fn alone(world: &World, script: &str) -> Command {
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm
         mkdir -p $machine && mount --bind /run/machine $machine";
     let mut shell = world.bare("unshare".as_ref());
+    shell
+        .args(["--mount", "sh", "-c", &format!("{MOUNTS}\n{script}")])
+        .env_remove("GPULIMIT_ROOT")
+        .env("PROGRAM", world::program());
+    with_controller(&mut shell);
+    shell
+}
+
+/// Lets a shell find the controller, and the controller the library.
+fn with_controller(shell: &mut Command) {
     let controller = world::controller();
     let folder = controller.parent().expect("a folder").display();
     let path = std::env::var("PATH").unwrap_or_default();
     shell
-        .args(["--mount", "sh", "-c", &format!("{MOUNTS}\n{script}")])
-        .env_remove("GPULIMIT_ROOT")
-        .env("PROGRAM", world::program())
         .env("PATH", format!("{folder}:{path}"))
         .env("GPULIMIT_LIBRARY", world::shim());
-    shell
 }
 
 /// Programs of root's jobs that run as another user leave their refusals to that user and to root.
