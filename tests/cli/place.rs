@@ -73,8 +73,8 @@ impl Place {
     }
 
     /// Runs `gc` until no job has a group, and returns what it says. A process that just starts
-    /// elsewhere may be unreadable, and could be the job's. Dead processes stay charged for a while,
-    /// and a child that another test starts keeps a member's lock until it runs its program.
+    /// elsewhere may be unreadable, and could be the job's. Dead processes stay charged for a
+    /// while, and a child that another test starts keeps a member's lock until it runs its program.
     pub fn clean(&self) -> String {
         let mut said = String::new();
         wait_until("no job has a group", || {
