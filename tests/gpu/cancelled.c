@@ -20,8 +20,8 @@ static const char *ptx =
 static const char *calls[] = {"create",      "retain",      "destroy",   "load",
                               "async",       "alloc",       "free",      "stream",
                               "limit",       "managed",     "unload",    "busy-context",
-                              "busy-stream", "busy-event",  "busy-free", "busy-free-later",
-                              "busy-unload", "busy-destroy"};
+                              "busy-stream", "busy-event",  "busy-free", "busy-unload",
+                              "busy-destroy"};
 static const int first_busy = 11, count_of_calls = sizeof calls / sizeof *calls;
 static const int sleeps = 4; // CU_CTX_SCHED_BLOCKING_SYNC
 
@@ -85,7 +85,7 @@ static void *cancelled(void *nothing) {
         async(&pointer, 1 << 20, NULL);
     else if (is("alloc"))
         alloc(&pointer, 64 << 20);
-    else if (is("free") || is("free-later"))
+    else if (is("free"))
         release(held);
     else if (is("stream") && *call == 's')
         queue(&made, 1);
@@ -109,18 +109,16 @@ int main(int count, char **arguments) {
     pthread_t thread;
     void *end, *other, *function;
     address pointer;
-    int at, busy = 0, later;
+    int at, busy = 0;
     if (count < 2) {
         for (at = 0; at < count_of_calls; at++) puts(calls[at]);
         return 0;
     }
     call = arguments[1];
     for (at = first_busy; at < count_of_calls; at++) busy |= !strcmp(call, calls[at]);
-    later = !strcmp(call, "busy-free-later");
     must("cuInit", CUDA(cuInit, (unsigned))(0));
     must("cuCtxCreate",
-         CUDA(cuCtxCreate_v2, (void **, unsigned, int))(&context, busy && !later ? sleeps : 0, 0));
-    if (later) must("cuCtxSetFlags", CUDA(cuCtxSetFlags, (unsigned))(sleeps));
+         CUDA(cuCtxCreate_v2, (void **, unsigned, int))(&context, busy ? sleeps : 0, 0));
     must("cuStreamCreate", CUDA(cuStreamCreate, (void **, unsigned))(&stream, 1));
     must("cuEventCreate", CUDA(cuEventCreate, (void **, unsigned))(&event, busy));
     must("cuModuleLoadData", CUDA(cuModuleLoadData, (void **, const char *))(&module, ptx));

@@ -1,6 +1,6 @@
 //! The CUDA contexts that this process has on one device.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -11,28 +11,6 @@ use crate::driver::cuda;
 
 /// The bytes of a context that was not measured: more than any known context takes.
 pub const LARGEST: u64 = 1 << 30;
-
-/// The bits of a context's flags that say how a thread waits for the GPU. With the value
-/// `CU_CTX_SCHED_BLOCKING_SYNC`, the thread sleeps.
-const SCHED_MASK: u32 = 7;
-const SCHED_BLOCKING_SYNC: u32 = 4;
-
-/// Whether a hook has seen a context whose threads sleep while they wait for the GPU.
-static SLEEPS: AtomicBool = AtomicBool::new(false);
-
-/// Records whether the flags of a new context make its threads sleep while they wait for the GPU.
-pub fn note_flags(flags: u32) {
-    if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
-        SLEEPS.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Returns whether threads may sleep while they wait for the GPU. Such waits are cancellation
-/// points of the thread (measured).
-#[inline]
-pub fn may_sleep() -> bool {
-    SLEEPS.load(Ordering::Relaxed)
-}
 
 /// Returns the calling thread's current context, or 0. For a green context, returns its primary
 /// context.

@@ -11,7 +11,7 @@ use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{Context, Device as Ordinal, Out, SUCCESS, Status};
-use crate::account::contexts::{LARGEST, note_flags};
+use crate::account::contexts::LARGEST;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
 use crate::account::locks::{Place, hold};
@@ -192,7 +192,6 @@ fn is_primary_active(ordinal: Ordinal) -> bool {
     let (mut flags, mut active) = (0, 0);
     let asked =
         cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active));
-    note_flags(flags);
     asked == SUCCESS && active != 0
 }
 
@@ -361,25 +360,9 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     status
 }
 
-/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads
-/// sleep while they wait: cancelled threads can end in a sleep.
-pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // Notes the flags first, because other threads can wait in the context during the driver's
-    // call.
-    note_flags(flags);
-    real.call()
-}
-
 /// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and later versions: Charges the known size
 /// before the call, and measures afterwards. Destroys a context that does not fit.
-pub fn create(
-    call: Call,
-    real: &dyn Real,
-    context: Out<Context>,
-    flags: u32,
-    ordinal: Ordinal,
-) -> Status {
-    note_flags(flags);
+pub fn create(call: Call, real: &dyn Real, context: Out<Context>, ordinal: Ordinal) -> Status {
     let undo = |context| {
         cuda::cuCtxDestroy_v2(context);
     };

@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
-use crate::account::contexts::{self, current_context};
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::spare::Spare;
 use crate::account::{BLOCK, Process, round_up};
@@ -299,7 +299,7 @@ fn large(
 
 /// Frees an allocation that this call has made, and that left less than `keep_free`.
 fn give_back(call: Call, address: DevicePtr) {
-    free_undisturbed(call, address, &|| cuda::cuMemFree_v2(address));
+    release(call, address, || cuda::cuMemFree_v2(address));
 }
 
 /// Returns the number of blocks of 2 MiB that `size` bytes at `address` touch.
@@ -330,9 +330,8 @@ fn enter_large(
     );
 }
 
-/// `cuMemFree_v2` of a small allocation, where a cancelled thread cannot end in the driver's call.
-/// Returns the status if others are left in the block. Otherwise returns the call that was made, or
-/// `None` if nothing was done.
+/// `cuMemFree_v2` of a small allocation. Returns the status if others are left in the block.
+/// Otherwise returns the call that was made, or `None` if nothing was done.
 #[inline(always)]
 pub fn free_at_once<C: FnOnce() -> Status>(
     begin: impl FnOnce() -> Option<(AtOnce, C)>,
@@ -340,11 +339,7 @@ pub fn free_at_once<C: FnOnce() -> Status>(
 ) -> Result<Status, Option<Made>> {
     let process = Process::existing().ok_or(None)?;
     // A large allocation may begin at the start of a block.
-    if dptr.is_multiple_of(BLOCK)
-        || !process.blocks.is_counted(dptr)
-        || contexts::may_sleep()
-        || process.is_asked()
-    {
+    if dptr.is_multiple_of(BLOCK) || !process.blocks.is_counted(dptr) || process.is_asked() {
         return Err(None);
     }
     let (begun, real) = begin().ok_or(None)?;
@@ -372,18 +367,7 @@ pub fn free(
         leave_small(call, dptr, made.mark, made.status);
         return made.status;
     }
-    if contexts::may_sleep() {
-        return free_undisturbed(call, dptr, &move || real(dptr));
-    }
     release(call, dptr, || real(dptr))
-}
-
-/// Does the work of [`release`] with cancellation put off, because a cancelled thread can end in
-/// the driver's call.
-#[cold]
-fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
-    let _undisturbed = Undisturbed::new();
-    release(call, dptr, || real.call())
 }
 
 /// `cuMemFree`: Uncharged like `cuMemFree_v2`; the address has 32 bits.
@@ -399,6 +383,8 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Some(taken) = blocks.take_large(dptr)
         && let Ok(device) = call.process.device(taken.device)
     {
+        // A thread that is cancelled ends in the driver's call if its context sleeps.
+        let _undisturbed = Undisturbed::new();
         device.book.remove(Category::Linear, taken.bytes());
         let shared = taken.exports > 0;
         let before = shared.then(|| device.hidden()).flatten();

@@ -1,6 +1,5 @@
-// A thread that was cancelled before a call of the driver: cancelled_in CALL [FLAGS]. It ends in
-// the call, or at the next cancellation point after it. FLAGS says when the context is set to sleep
-// while it waits: `later` and `later-primary` after its creation, otherwise before.
+// A thread that was cancelled before a call of the driver: cancelled_in CALL. It ends in the call,
+// or at the next cancellation point after it. The context sleeps while it waits.
 #include "gpu.h"
 #include <pthread.h>
 
@@ -41,17 +40,11 @@ static void *cancelled(void *nothing) {
 int main(int count, char **arguments) {
     pthread_t thread;
     void *end;
-    const char *flags = count > 2 ? arguments[2] : "";
     int round;
     call = arguments[1];
     GPU(cuInit, (unsigned))(0);
-    if (!*flags)
-        GPU_LATE(cuDevicePrimaryCtxSetFlags_v2, (int, unsigned))(0, SLEEPS);
+    GPU_LATE(cuDevicePrimaryCtxSetFlags_v2, (int, unsigned))(0, SLEEPS);
     say("start %d", gpu_start());
-    if (!strcmp(flags, "later"))
-        say("flags %d", GPU_LATE(cuCtxSetFlags, (unsigned))(SLEEPS));
-    if (!strcmp(flags, "later-primary"))
-        say("flags %d", GPU_LATE(cuDevicePrimaryCtxSetFlags_v2, (int, unsigned))(0, SLEEPS));
     for (round = 0; round < 3; round++) {
         held = gpu_alloc(3);
         if (!strcmp(call, "destroy"))

@@ -208,24 +208,14 @@ fn threads_may_be_cancelled_in_the_driver() {
 }
 
 /// The thread frees the memory first: in the driver, it would end before, and keep it.
-fn memory_is_freed_before_the_thread_ends(flags: &str) {
-    same_life_by_every_door("cancelled_in", &["free", flags]);
+#[test]
+fn memory_is_freed_before_a_cancelled_thread_ends() {
     by_every_door("cancelled_in", |program| {
         let world = World::new(ROOMY);
-        watch(with(world.limited(program), &["free", flags]), || {
+        watch(with(world.limited(program), &["free"]), || {
             assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
         });
     });
-}
-
-#[test]
-fn threads_may_be_cancelled_in_a_context_set_to_block_later() {
-    memory_is_freed_before_the_thread_ends("later");
-}
-
-#[test]
-fn threads_may_be_cancelled_in_a_primary_context_set_to_block_later() {
-    memory_is_freed_before_the_thread_ends("later-primary");
 }
 
 /// Programs linked against the driver call the library's functions even without a limit.

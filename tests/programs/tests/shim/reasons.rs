@@ -69,6 +69,24 @@ fn more_than_the_gpu_has_is_a_refusal() {
     }
 }
 
+/// The place for the new address has one that the pool knows.
+#[test]
+fn a_refusal_of_the_driver_in_a_pool_with_room_is_one() {
+    let world = World::new(AMPLE);
+    let mut program = world.on_gpu();
+    for step in ["async a 1M", "async b 1M", "async c 1M"] {
+        program.expect(&[(step, "0")]);
+    }
+    world.machine().knob("fail", "cuMemAllocAsync:2");
+    program.expect(&[("async-over a 1M", "2")]);
+    let one = the_refusal(&world, Cause::Host);
+    assert_eq!(
+        (&*one.function, one.event.what.bytes),
+        ("cuMemAllocAsync", MIB)
+    );
+    program.end();
+}
+
 #[test]
 fn wrong_calls_are_no_refusals() {
     let world = World::new(AMPLE);

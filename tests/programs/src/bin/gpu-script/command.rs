@@ -17,7 +17,7 @@
 //! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, omitted parts are `0,0,32,4,0` |
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
 //! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory for sparse and deferred arrays (`none` unmaps): for the top row of tiles of an array, or for a whole mipmapped array |
-//! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
+//! | `async NAME SIZE [STREAM]`, `async-over NAME SIZE` (like `alloc-over`), `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL`, `pool-access POOL D FLAGS [D FLAGS]…`, `export-pool FD POOL`, `import-pool NEW FD`, `import-pointer NAME POOL` | pools |
 //! | `event NAME [STREAM]`, `query-event NAME`, `sync-event NAME`, `elapsed EVENT EVENT` | recorded events |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture [STREAM]`, `capture-v1 STREAM`, `capture-to STREAM GRAPH`, `recapture STREAM GRAPH`, `end-capture STREAM [NAME]` | streams |

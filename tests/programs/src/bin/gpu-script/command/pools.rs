@@ -14,6 +14,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let answer = driver.get("cuMemAllocAsync", &[words.size(2)?, stream]);
             scope.keep(words.at(1)?, answer)
         }
+        "async-over" => {
+            let mut place = scope.value(words.at(1)?)?;
+            let arguments = [&raw mut place as usize, words.size(2)?, 0];
+            plain(driver.call("cuMemAllocAsync", &arguments))
+        }
         "async-from" => {
             let (pool, stream) = (scope.value(words.at(2)?)?, scope.stream(words.get(4))?);
             let answer = driver.get("cuMemAllocFromPoolAsync", &[words.size(3)?, pool, stream]);
