@@ -422,7 +422,7 @@ impl Gpu {
         });
         let in_use = usage.map(|usage| usage.in_use());
         let uncovered = entry.and_then(|entry| view.uncovered(entry, driver));
-        let free = left.chain(own_left).min();
+        let free = left.chain(own_left).min().filter(|_| usage.is_some());
         Self {
             id,
             index: groups::index(id, driver),

@@ -26,8 +26,8 @@ pub struct Past {
     pub root: PathBuf,
     pub gpu: Gpu,
     pub resolution: Resolution,
-    /// The end of the job, in seconds since 1970. `None` for a job that runs, and for a group that
-    /// is no job.
+    /// When the end of the job was noticed, in seconds since 1970. `None` for a job that runs, and
+    /// for a group that is no job.
     pub ended: Option<u64>,
     peak: u64,
     usage: u64,
@@ -278,7 +278,8 @@ fields! { pub FIELDS(it: Past):
     "usage": Bytes => it.usage;
     /// The highest charge since the group was made.
     "peak": Bytes => it.peak;
-    /// The end of the job; null for a job that runs, and for a group that is no job.
+    /// When the end of the job was first noticed; null for a job that runs, and for a group that is
+    /// no job.
     "ended": Time => it.ended.map(|end| moment(end).to_string());
     /// The memory of suspended processes, which is on the host; no part of the usage.
     "suspended": Bytes => it.gpu.suspended;

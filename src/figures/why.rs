@@ -297,7 +297,11 @@ fn users(
 ) -> (Vec<Holder>, Vec<Waiter>) {
     let me = effective_user();
     let waiters = Waiters::of(&views, driver);
-    let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
+    let mut seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
+    for one in &mut seen {
+        one.processes
+            .retain(|one| !(one.alive && is_of(&one.identity, line)));
+    }
     let mut members = processes(
         selection,
         &seen,
@@ -305,10 +309,7 @@ fn users(
         &mut Commands::new(look::patience()),
     );
     let is_here = |one: &Process| one.gpu() == Some(id);
-    // The record has the pid that the process sees itself.
-    let refused = line.event.what.process.pid;
-    let counts = |one: &Process| one.is_kept || one.alive && one.own_pid != refused;
-    members.retain(|one| counts(one) && is_here(one));
+    members.retain(|one| (one.is_kept || one.alive) && is_here(one));
     let waits = members.iter().filter(|one| one.root == line.root);
     let waits = waits.filter_map(|one| one.waits.clone()).collect();
     let inside = members.into_iter().map(|one| Holder {

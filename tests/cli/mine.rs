@@ -170,6 +170,14 @@ fn users_who_share_a_limit_are_named_to_those_who_may_see_them() {
     assert!(output.status.success(), "{output:?}");
     let out = text(&output.stdout);
     assert!(!out.contains("root") && !out.contains("3.0 GiB"), "{out}");
+
+    // Nor what a group leaves free whose limits she may read.
+    place.said(&["set", "lab/root", "max=4G", "--device", &GPU.to_string()]);
+    let output = machine.alice(&["show", "lab/root", "--json"]);
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let gpu = &json["groups"][0]["gpus"][0];
+    assert_eq!(gpu["max"], 4 * GIB, "{json}");
+    assert!(gpu["free"].is_null() && gpu["usage"].is_null(), "{json}");
 }
 
 #[test]

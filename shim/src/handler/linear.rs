@@ -383,7 +383,7 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Some(taken) = blocks.take_large(dptr)
         && let Ok(device) = call.process.device(taken.device)
     {
-        // A thread that is cancelled ends in the driver's call if its context sleeps.
+        // Otherwise a cancelled thread would end in the driver's call, if its context sleeps.
         let _undisturbed = Undisturbed::new();
         device.book.remove(Category::Linear, taken.bytes());
         let shared = taken.exports > 0;
@@ -422,6 +422,7 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
 /// `dptr` may belong.
 #[cold]
 fn release_managed_or_lent(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
+    let _undisturbed = Undisturbed::new();
     if let Some(status) = managed::free(call, dptr, real) {
         return status;
     }
@@ -523,6 +524,7 @@ fn empty_block(call: Call, device: Ordinal, mark: u64) {
 /// Frees a small allocation in a block that other processes may have open.
 #[cold]
 fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dyn Real) -> Status {
+    let _undisturbed = Undisturbed::new();
     let mut before = None;
     if taken.last {
         device.book.remove(Category::Linear, BLOCK);

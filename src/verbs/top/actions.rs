@@ -69,7 +69,7 @@ fn is_meant(group: &Name) -> Result<(), Failure> {
 
 /// Joins the lines of messages. A line that begins with spaces continues the one before.
 fn joined(said: &str) -> String {
-    said.trim_end().replace("\n  ", " ").replace('\n', "; ")
+    said.trim().replace("\n  ", " ").replace('\n', "; ")
 }
 
 #[cfg(test)]
@@ -79,6 +79,7 @@ mod tests {
     #[test]
     fn messages_become_one_line() {
         assert_eq!(joined("one\n  more\ntwo\n"), "one more; two");
+        assert_eq!(joined("\nonly changes\n"), "only changes");
         assert_eq!(joined(""), "");
     }
 }

@@ -103,6 +103,26 @@ fn members(group: &Group) -> Vec<u32> {
     pids
 }
 
+/// Both programs have the same pid, each in its own namespace.
+#[test]
+fn why_names_a_holder_that_has_the_pid_of_the_refused_process() {
+    if !may_unshare(&FLAGS) {
+        return;
+    }
+    let world = World::new(CAP);
+    let (mut one, mut two) = (container(&world), container(&world));
+    one.expect(&[("alloc a 2000M", "0")]);
+    two.expect(&[("alloc a 2000M", "2")]);
+    let mut why = world.bare(&world::controller());
+    why.args(["why", "--json", GROUP]);
+    let said = world::text(&world::finish(why).stdout);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let advice = said["now"]["advice"].as_array().expect("advice");
+    let end = advice.iter().find(|it| it["advice"] == "end");
+    let end = end.unwrap_or_else(|| panic!("{said:#}"));
+    assert_eq!(end["pids"][0], pid_on_host(&one), "{said:#}");
+}
+
 #[test]
 fn host_and_containers_share_one_limit() {
     if !may_unshare(&FLAGS) {
