@@ -44,7 +44,7 @@ pub mod variables;
 pub mod vmm;
 mod waiting;
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
@@ -133,6 +133,8 @@ pub struct Process {
     obstacles: Obstacles,
     gate: OnceRef<'static, Gate>,
     pub handles: Handles,
+    /// The account of the process that has forked this one.
+    _parent: AtomicPtr<Self>,
 }
 
 impl Process {

@@ -17,8 +17,9 @@
 //! - `as quick, first FIRST`: `FIRST` makes the call without guard, panic boundary and lock, where
 //!   nothing has to be charged. Otherwise it has done nothing, and `HANDLER` gets the call. With
 //!   `as quick gated`, `HANDLER` also ends calls that `FIRST` has made and could not end.
-//! - `as hot, first FIRST`: the same as `as quick gated`, but not gated. The path to `HANDLER` is
-//!   compiled once more for this function. Only the handler's slow paths put cancellation off.
+//! - `as hot, first FIRST`: `FIRST` as above. `HANDLER` gets the calls that it has not made, and
+//!   ends those that it could not end. The path to `HANDLER` is compiled once more for this
+//!   function. Only the handler's slow paths put cancellation off.
 //! - `as gated`, `as quick gated`: the function must not be called while the process is suspended.
 //!   Its calls pass the gate (`driver/gate.rs`).
 //! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call, and

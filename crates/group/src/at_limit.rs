@@ -41,8 +41,9 @@ pub(super) const ANEW_MOST: Duration = Duration::from_secs(8);
 pub enum Insistence {
     /// The request takes what is free at once. It asks no other process, and reclaims nothing.
     AtOnce,
-    /// The request neither waits nor kills, because the caller has another way to get memory.
-    None,
+    /// The request reclaims, and neither waits nor kills, because the caller has another way to get
+    /// memory.
+    Reclaiming,
     /// The request takes all steps that the group's options allow.
     Full,
     /// The request waits at most this long, whatever the group's options say, and kills no process.
@@ -82,7 +83,7 @@ impl<'a> MemberDevice<'a> {
     }
 }
 
-/// Charges a request whose first attempt did not fit.
+/// Charges a request whose first attempt did not fit, or which has made none because others wait.
 #[cold]
 fn charge<'a>(
     device: MemberDevice<'a>,
@@ -109,7 +110,7 @@ fn charge<'a>(
     let granted = request
         .first(insistence)
         .or_else(|refused| match insistence {
-            Insistence::AtOnce | Insistence::None => Err(refused),
+            Insistence::AtOnce | Insistence::Reclaiming => Err(refused),
             Insistence::Full => request.insist(refused, None),
             Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
         });
@@ -205,7 +206,7 @@ impl<'a> Request<'a, '_> {
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
         // A request that never fits waits behind no other one.
-        if insistence != Insistence::None
+        if insistence != Insistence::Reclaiming
             && self.bytes <= self.device.max()
             && let Some(level) = self.line_ahead()
             && !self.is_full_below(level, self.bytes)

@@ -524,7 +524,7 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
     );
     let another_way = one
         .on()
-        .charge(6 * UNIT, &Poor::default(), Insistence::None);
+        .charge(6 * UNIT, &Poor::default(), Insistence::Reclaiming);
     assert!(another_way.is_err());
     assert_eq!((waits(&one), kinds(&group)), (0, vec![]));
     assert_eq!(
@@ -574,7 +574,9 @@ fn a_request_does_not_overtake_a_waiter() {
     let act = || {
         // The third member's request would fit, but another request waits ahead of it.
         assert!(!third.on().try_charge_ahead(UNIT, &()));
-        let insists = third.on().charge(UNIT, &Poor::default(), Insistence::None);
+        let insists = third
+            .on()
+            .charge(UNIT, &Poor::default(), Insistence::Reclaiming);
         insists.expect("a request that must not wait is not queued");
         third.on().uncharge(UNIT);
         group
@@ -823,7 +825,7 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     charge(&member, 11).expect_err("never");
     let gentle = member
         .on()
-        .charge(5 * UNIT, &Poor::default(), Insistence::None);
+        .charge(5 * UNIT, &Poor::default(), Insistence::Reclaiming);
     assert!(gentle.is_err());
     assert!(is_running(&mut small) && is_running(&mut large));
     // Take the input first: `wait` would close it, and the bystander would end by itself.

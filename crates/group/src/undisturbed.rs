@@ -33,8 +33,8 @@ impl Drop for Errno {
     }
 }
 
-/// Keeps `pthread_cancel` from ending this thread until this value is dropped. Unwinding would end
-/// the process at code that catches panics. Keeps `errno`, too.
+/// Keeps `pthread_cancel` from ending this thread until this value is dropped: what the frames of
+/// the library hold would stay held. Keeps `errno`, too.
 pub struct Undisturbed {
     before: c_int,
     /// Dropped last, and keeps the value from moving to another thread, because the cancellation

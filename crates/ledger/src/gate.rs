@@ -43,7 +43,8 @@ const ALL: u64 = 1 << 1;
 const OURS: u64 = 1 << 2;
 const HELD: u64 = WAITS | ALL | OURS;
 const GENERATION: u64 = 1 << 3;
-/// The bits that only actors change: what the gate holds back, and the generation.
+/// The bits of an actor's work: what the gate holds back, and the generation, which only actors
+/// raise.
 const LOW: u64 = i32::MAX as u64;
 /// The process is to compare its charges with its own records: the next call does so, and goes on.
 const RESTORE: u64 = 1 << 31;

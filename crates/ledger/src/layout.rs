@@ -282,7 +282,7 @@ pub(super) struct Owner {
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless noted.
+/// Figures of one slot on one device, in bytes unless noted.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],

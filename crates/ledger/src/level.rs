@@ -1,5 +1,5 @@
-//! Charging of memory in a group and all its parent groups. If a group is full, a request waits and
-//! reclaims memory.
+//! Charging of memory in a group and all its parent groups. If a group is full, a request waits for
+//! what is about to be free; `at_limit.rs` of `gpulimit-group` waits in line.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Charged, Idle, Reaped, Rung, Surroundings, UNIT};
@@ -78,7 +78,7 @@ pub struct Refused {
 /// the driver for the memory.
 ///
 /// - A grant takes no lock, makes no system call and does not allocate.
-/// - A refusal may take a second, or 30 s if dead processes' memory would make room.
+/// - A refusal may take a second, or 31 s if dead processes' memory would make room.
 /// - After another process lowered this process's charge, all requests are refused for a second.
 /// - `levels` must not contain the same slot and device twice.
 #[inline]

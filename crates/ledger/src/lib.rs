@@ -258,7 +258,7 @@ impl Ledger {
 
     /// Opens a ledger for a short look at its figures, with `write` also for cleaning. Keeps the
     /// file open, and asks only once whether the owner of a slot is alive. Members use
-    /// [`Self::open`]: forked children inherit this mapping.
+    /// [`Self::open`], because forked children inherit the mapping of a look.
     pub fn look(path: &Path, write: bool) -> Result<Self, LedgerError> {
         let (place, map, file) = file::look(path, write)?;
         let alive = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];

@@ -156,7 +156,7 @@ pub(super) fn reap_claimed(
 }
 
 /// Withdraws a dead owner's undecided requests. The driver holds no memory for these requests,
-/// because a process asks only after a grant.
+/// because a process asks the driver only after a grant.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         suspension::settle(ledger, slot, device);

@@ -8,7 +8,7 @@
 //! Linux before 4.14 cannot wipe a page. There each use of the account compares the pid.
 #![allow(unsafe_code)]
 
-use std::ptr::null_mut;
+use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use gpulimit_group::Undisturbed;
@@ -35,6 +35,10 @@ struct Owned {
     pid: u32,
     process: Process,
 }
+
+/// The account made last, and from it those of the processes that this one was forked from. Leak
+/// detectors look for pointers in the variables of libraries, and not in mapped pages.
+static KEPT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 
 /// Notes the end of this program in the history of its groups, if the program ends by `exit`, as
 /// most do. What it has used until then is certain. Makes a program that fails say that it was
@@ -102,8 +106,14 @@ fn first_use() -> &'static Process {
     let Some(page) = page() else {
         return by_pid();
     };
+    let fresh = Process {
+        _parent: AtomicPtr::new(KEPT.load(Ordering::Relaxed)),
+        ..Process::default()
+    };
     // SAFETY: the page is never unmapped.
-    publish(unsafe { &(*page).process }, null_mut(), Process::default())
+    let process = publish(unsafe { &(*page).process }, null_mut(), fresh);
+    KEPT.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    process
 }
 
 /// Stores `fresh` in `place` if `place` still holds `known`. Otherwise returns the value that

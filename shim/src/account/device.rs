@@ -1,14 +1,16 @@
 //! One GPU as this process uses it: the GPU's [`Book`], and the parts of the account that change
 //! the book's figures.
 //!
-//! Operations across these parts: charging ([`Device::charge`]), giving bytes back ([`reclaim`]),
-//! measuring ([`measuring`]), shared memory ([`inherited`]) and refusals ([`refusals`]).
+//! Operations across these parts: charging ([`Device::charge`]), also for a call of the driver
+//! ([`take`]), giving bytes back ([`reclaim`]), measuring ([`measuring`]), shared memory
+//! ([`inherited`]) and refusals ([`refusals`]).
 
 mod inherited;
 mod measuring;
 mod others;
 mod reclaim;
 mod refusals;
+mod take;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;

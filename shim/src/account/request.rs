@@ -76,7 +76,7 @@ impl<'a> Request<'a> {
     pub fn insistence(&self) -> Insistence {
         match self.symbol {
             Some(_) => Insistence::Full,
-            None => Insistence::None,
+            None => Insistence::Reclaiming,
         }
     }
 

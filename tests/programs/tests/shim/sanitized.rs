@@ -43,6 +43,22 @@ fn assert_no_errors(program: &Path, arguments: &[&str]) -> String {
     seen.errors
 }
 
+/// LeakSanitizer looks for pointers in the variables of libraries, and not in mapped pages.
+#[test]
+fn leak_detectors_find_no_leak_of_the_library() {
+    for name in ["threads", "leaks"] {
+        let program = world::compile(name, &["-fsanitize=address", "-pthread"]);
+        let world = World::new(CAP);
+        let mut command = world.limited(&program);
+        command.env("ASAN_OPTIONS", "verify_asan_link_order=0");
+        let seen = crate::life::watch(command, || ());
+        assert!(
+            seen.code == Some(0) && !seen.errors.contains("Sanitizer"),
+            "{name}: {seen:?}"
+        );
+    }
+}
+
 /// The system calls that write the refusal take whole registers: valgrind would report a 32-bit
 /// argument whose upper half was never set.
 #[test]
