@@ -80,23 +80,6 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// Returns the names of the libraries that a program or library needs; empty for a file that is
-/// damaged, linked statically, or of another kind.
-pub fn libraries(bytes: &[u8]) -> Vec<String> {
-    let read = || {
-        let file = ElfFile64::<object::Endianness>::parse(bytes).ok()?;
-        let (endian, sections) = (file.endian(), file.elf_section_table());
-        let (entries, link) = sections.dynamic(endian, bytes).ok()??;
-        let strings = sections.strings(endian, bytes, link).ok()?;
-        let is_needed = |entry: &&elf::Dyn64<_>| entry.d_tag.get(endian) == elf::DT_NEEDED;
-        let needed = entries.iter().filter(is_needed);
-        let at = needed.filter_map(|it| u32::try_from(it.d_val.get(endian)).ok());
-        let name = |at| Some(String::from_utf8_lossy(strings.get(at).ok()?).into_owned());
-        Some(at.take(MOST_NAMES).filter_map(name).collect())
-    };
-    read().unwrap_or_default()
-}
-
 /// The symbol of libgpulimit.so's version: a text that ends with a zero byte and needs no
 /// relocation.
 const VERSION: &[u8] = b"gpulimit_version_text";

@@ -1,6 +1,6 @@
 //! Programs as files: whether they can load the library.
 
-use super::elf::{self, Kind};
+use super::elf::Kind;
 use std::env;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -85,16 +85,4 @@ pub fn unable(kind: &Kind) -> Option<(String, &'static str)> {
         ),
         Kind::Dynamic(_) => return None,
     })
-}
-
-/// Returns the name of the runtime of AddressSanitizer that a program loads. Without an option the
-/// runtime ends the program if a library is preloaded.
-pub fn sanitizer(mut file: &File) -> io::Result<Option<String>> {
-    /// More bytes than any program has.
-    const LONGEST: u64 = 1 << 30;
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.take(LONGEST).read_to_end(&mut bytes)?;
-    let is_runtime = |name: &String| name.starts_with("libasan.") || name.contains("clang_rt.asan");
-    Ok(elf::libraries(&bytes).into_iter().find(is_runtime))
 }

@@ -77,10 +77,6 @@ Examples:
 /// The programs that do not bear a preload, and what helps.
 const UNFIT: &str = "\
 Every program that starts from now on loads the library. These kinds do not bear that:
-- with AddressSanitizer (gcc -fsanitize=address): ends at its start, unless ASAN_OPTIONS has
-  verify_asan_link_order=0; for login shells:
-  echo 'export ASAN_OPTIONS=\"${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0\"' \
-      >/etc/profile.d/gpulimit-asan.sh
 - for 32 bits: runs without a limit, and the dynamic linker prints a line at each start
 - static, or linked to musl: runs without a limit
 `gpulimit doctor PROGRAM` tells the kind of a program.

@@ -402,11 +402,6 @@ fn doctor_tells_whether_a_program_can_load_the_library() {
     );
     for (program, status, expected) in [
         (&*plain, 0, "ok       program"),
-        (
-            &*at("bears-asan", &["-fsanitize=address"]),
-            0,
-            "set ASAN_OPTIONS=verify_asan_link_order=0",
-        ),
         (&*at("bears-static", &["-static"]), 1, "linked statically"),
         (&*musl, 1, "linked to musl"),
         (

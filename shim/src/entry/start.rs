@@ -1,11 +1,16 @@
-//! The start hook: runs when the dynamic linker loads `libgpulimit.so`.
+//! What runs when a program starts: the start hook, when the dynamic linker loads
+//! `libgpulimit.so`, and the answers to the runtimes of sanitizers, which ask for them by name. A
+//! program's own answers come first.
 #![cfg_attr(
     not(test),
     allow(
         unsafe_code,
-        reason = "the macro puts the start hook among the functions that the dynamic linker calls"
+        reason = "functions that the dynamic linker and the runtimes of sanitizers call"
     )
 )]
+
+#[cfg(not(test))]
+use std::ffi::c_char;
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
@@ -19,4 +24,19 @@ ctor::declarative::ctor! {
             crate::membership::at_start();
         });
     }
+}
+
+/// Lets programs with AddressSanitizer start although its runtime is not the first library. The
+/// library defines none of the functions that the runtime must be first for.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+extern "C" fn __asan_default_options() -> *const c_char {
+    c"verify_asan_link_order=0".as_ptr()
+}
+
+/// Keeps ThreadSanitizer from reporting races of the library, whose locks it does not see.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+extern "C" fn __tsan_default_suppressions() -> *const c_char {
+    c"race:libgpulimit.so".as_ptr()
 }

@@ -39,15 +39,6 @@ fn look(path: &Path) -> io::Result<Vec<Finding>> {
             "load the library into every program with `gpulimit install`",
         ));
     }
-    if let Some(runtime) = program::sanitizer(&file)? {
-        findings.push(CHECK.warning(
-            format!(
-                "the program has AddressSanitizer ({runtime}), which ends it at its start where a \
-                 library is preloaded"
-            ),
-            "start it with `gpulimit run`, or set ASAN_OPTIONS=verify_asan_link_order=0",
-        ));
-    }
     let text = format!("{} can load the library", loaded.display());
     findings.push(CHECK.fine(text));
     Ok(findings)
