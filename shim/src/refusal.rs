@@ -96,9 +96,9 @@ impl fmt::Display for Told<'_> {
         write!(f, " on GPU {}: ", self.gpu)?;
         self.reason(f)?;
         if refusal.waited > 0 {
-            let is_full = refusal.left < refusal.bytes;
-            let others = if is_full { "" } else { " behind others" };
-            write!(f, ". It waited {} s in line{others}", refusal.waited)?;
+            let is_behind = refusal.cause == Cause::Limit && refusal.left >= refusal.bytes;
+            let others = if is_behind { " behind others" } else { "" };
+            write!(f, ". It waited {} s{others}", refusal.waited)?;
         }
         f.write_str(". `gpulimit why` explains it")
     }

@@ -119,7 +119,7 @@ impl Line {
     }
 
     /// Returns what was kept from a refused request: by `keep_free`, or for other groups.
-    fn kept(&self, by_keep_free: bool) -> Option<u64> {
+    pub fn kept(&self, by_keep_free: bool) -> Option<u64> {
         let refusal = self.refusal()?;
         (by_keep_free == (refusal.cause == Some(Cause::KeepFree))).then_some(refusal.kept)
     }

@@ -237,6 +237,7 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
             max: line.max(),
             left: line.max().filter(|_| is_gone),
             is_gone,
+            keep_free: (line.kept(true).unwrap_or(0), false),
             may_set: is_gone && (may_write(&above) || !above.exists()),
             ..Level::default()
         });

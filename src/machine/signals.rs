@@ -102,23 +102,25 @@ pub fn was_closed(descriptor: u8) -> bool {
 }
 
 impl Inherited {
-    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. Ignores SIGXFSZ, so that
-    /// a write returns an error instead. Whatever the umask, this process itself makes files that
-    /// their owner can use and others cannot write.
+    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. Does not ignore SIGCHLD:
+    /// the ends of children would be lost. Ignores SIGXFSZ, so that a write returns an error
+    /// instead. Whatever the umask, this process itself makes files that their owner can use and
+    /// others cannot write.
     pub fn read() -> Self {
-        let mut mask = set([]);
-        // SAFETY: reads the mask into a local variable, ignores a signal, and changes the umask, a
-        // number.
+        let (mut mask, child) = (set([]), disposition(libc::SIGCHLD));
+        // SAFETY: reads the mask into a local variable, sets two dispositions without a handler, and
+        // changes the umask, a number.
         let (umask, file_size) = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
             let umask = libc::umask(0o077);
             libc::umask(umask & 0o055 | 0o022);
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             (umask, libc::signal(libc::SIGXFSZ, libc::SIG_IGN))
         };
         Self {
             umask,
             mask,
-            child: disposition(libc::SIGCHLD),
+            child,
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
                 false => libc::SIG_DFL,
@@ -170,12 +172,8 @@ pub fn start_bound(command: &mut Command) -> io::Result<Child> {
 /// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let waited = set(forwarded().chain([libc::SIGCHLD]));
-    // SAFETY: changes only the signal state of this process, which has one thread. Ignoring SIGCHLD
-    // would make waiting for the child impossible.
-    unsafe {
-        libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-    }
+    // SAFETY: changes only the signal state of this process, which has one thread.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut()) };
     let before = *inherited;
     let own = getpid();
     // SAFETY: the closure makes only system calls that are allowed between fork and exec.

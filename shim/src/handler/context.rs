@@ -160,7 +160,7 @@ fn await_hint(device: &Device) {
     let started = Instant::now();
     // Waits only if room is short and another member of the group could measure a context.
     while device.book.group.context_hint() == 0
-        && device.book.group.free() < LARGEST
+        && room(device) < LARGEST
         && device.book.has_others()
         && started.elapsed() <= PATIENCE
     {
@@ -177,13 +177,23 @@ fn first_estimate(device: &Device, size: u64) -> u64 {
     }
 }
 
+/// Returns the bytes that the groups have left, and that `keep_free` leaves on the GPU.
+fn room(device: &Device) -> u64 {
+    let left = device.book.group.free();
+    let keep = device.book.keep_free();
+    match (keep > 0).then(|| device.machine_free()).flatten() {
+        Some(free) => left.min(free.saturating_sub(keep)),
+        None => left,
+    }
+}
+
 /// Returns the bytes to charge before a context is made. `hint` is the measured size of a context,
 /// or 0.
 fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
     }
-    (LARGEST.min(device.book.group.free()) / BLOCK * BLOCK)
+    (LARGEST.min(room(device)) / BLOCK * BLOCK)
         .max(device.least_context)
         .max(BLOCK)
 }

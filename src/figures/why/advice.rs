@@ -135,6 +135,16 @@ impl Now {
         self.lacking(without).is_empty()
     }
 
+    /// Returns the command line that starts an ended job again, with these options: in the lowest
+    /// group above it that is left.
+    fn run_again(&self, options: &str) -> String {
+        let run = match self.levels.iter().find(|level| !level.is_gone) {
+            Some(above) => format!("gpulimit run --group {}", above.name),
+            None => format!("{}gpulimit run", self.outside),
+        };
+        format!("{run} {options} -- COMMAND")
+    }
+
     /// Returns the group that keeps the most memory of the GPU free.
     fn keeper(&self) -> Option<&Level> {
         let keepers = self.levels.iter().filter(|level| level.keep_free.0 > 0);
@@ -231,13 +241,9 @@ fn raise(now: &Now, full: &[Level]) -> Option<Advice> {
     let set = format!("--max {size}{}", now.device(level.by_gpu));
     let (of, left, lacking) = (gib(max), gib(left), gib(lacking));
     let (text, command) = if level.is_gone {
-        let run = match name.rsplit_once('/') {
-            Some((above, _)) => format!("gpulimit run --group {above}"),
-            None => format!("{}gpulimit run", now.outside),
-        };
         let why = format!("its limit was {of}, and this request lacked {lacking}");
         let text = format!("start the program with {size} or more: {why}");
-        (text, format!("{run} {set} -- COMMAND"))
+        (text, now.run_again(&set))
     } else {
         let end = if now.has_ended { " to start again" } else { "" };
         let why = format!("{left} of its {of} is left, {lacking} too little{end}");
@@ -256,9 +262,17 @@ fn lower(now: &Now, full: &[Level]) -> Option<Advice> {
     let size = format!("{}M", below(rest) >> 20);
     let (kept, need) = (gib(keep), gib(now.need));
     let why = format!("it keeps {kept} of the GPU free, and {need} is needed");
-    let text = format!("lower keep_free of `{name}` to {size}: {why}");
-    let device = now.device(by_gpu);
-    let command = format!("gpulimit set {name} --keep-free {size}{device}");
+    let set = format!("--keep-free {size}{}", now.device(by_gpu));
+    let (text, command) = match level.is_gone {
+        true => (
+            format!("start the program with a keep_free of {size}: {why}"),
+            now.run_again(&set),
+        ),
+        false => (
+            format!("lower keep_free of `{name}` to {size}: {why}"),
+            format!("gpulimit set {name} {set}"),
+        ),
+    };
     let is_alone = full.iter().all(|place| place.is_gpu);
     is_alone.then(|| Advice::new("lower", "keep_free", keep, text).by(command))
 }
@@ -416,14 +430,21 @@ mod tests {
             command.as_deref(),
             Some("gpulimit set lab --max 600M --device 0")
         );
-        let gone = Level {
+        let gone = |name| Level {
             is_gone: true,
-            ..level("run-1", 500, 500)
+            ..level(name, 500, 500)
         };
-        let command = first(&now(600, vec![gone], vec![])).command;
+        let command = first(&now(600, vec![gone("run-1")], vec![])).command;
         assert_eq!(
             command.as_deref(),
             Some("gpulimit run --max 600M -- COMMAND")
+        );
+        // Of the groups above, `lab` is left.
+        let levels = vec![gone("lab/run-1/run-2"), level("lab", 3000, 900)];
+        let command = first(&now(600, levels, vec![])).command;
+        assert_eq!(
+            command.as_deref(),
+            Some("gpulimit run --group lab --max 600M -- COMMAND")
         );
     }
 

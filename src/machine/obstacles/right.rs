@@ -69,10 +69,10 @@ fn why(own: u32, other: Option<u32>, yama: Option<u8>) -> Denied {
         },
         (_, Some(scope @ 1..)) if own != 0 || scope > 2 => Denied::by_yama(scope),
         _ => Denied {
-            cause: "the process's groups or capabilities, a security module or user namespace \
-                    forbids it"
+            cause: "the process's groups or capabilities, its program that you may not read, a \
+                    security module or user namespace forbids it"
                 .into(),
-            remedy: "run gpulimit as root, outside of the container",
+            remedy: "run gpulimit as root, outside of containers",
         },
     }
 }

@@ -87,6 +87,30 @@ fn requests_leave_it_free_beside_a_stranger() {
     world.judge_end(CAPACITY);
 }
 
+/// No program of the group has measured yet what a context takes.
+#[test]
+fn the_first_context_of_all_needs_no_more_than_it_takes() {
+    let world = world();
+    let mut other = stranger(&world);
+    let rest = free(&world) - KEEP - CONTEXT - 100 * MIB;
+    other.expect(&[(&*format!("alloc a {rest}"), "0")]);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 100M", "0"), ("alloc b 2M", "2")]);
+    assert_eq!(free(&world), KEEP);
+    other.end_quietly();
+    program.end();
+    // A context for which there is no room goes again.
+    let world = self::world();
+    let mut other = stranger(&world);
+    let rest = free(&world) - KEEP - CONTEXT + 2 * MIB;
+    other.expect(&[(&*format!("alloc a {rest}"), "0")]);
+    let mut program = Session::start(world.limited(world::program()));
+    assert_ne!(program.say("start"), "0 0");
+    assert_eq!(free(&world), KEEP + CONTEXT - 2 * MIB);
+    other.end_quietly();
+    program.end();
+}
+
 /// A stranger takes memory between the look and the driver's answer. What the program then has too
 /// much is given back in the same call.
 #[test]

@@ -365,8 +365,8 @@ fn a_refusal_after_a_wait_says_how_long_it_was() {
     assert_eq!(first.answer(), "2");
     holder.end_quietly();
     let [(_, first), (_, second)] = [first, second].map(Session::end);
-    assert!(first.contains(" s in line. `gpulimit why`"), "{first}");
-    let behind = " s in line behind others. `gpulimit why`";
+    assert!(first.contains(" s. `gpulimit why`"), "{first}");
+    let behind = " s behind others. `gpulimit why`";
     assert!(second.contains(behind), "{second}");
     world.judge_end(CAP);
 }

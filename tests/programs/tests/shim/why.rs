@@ -166,12 +166,12 @@ impl Scene {
 
     /// Starts the program in a group, or as a job with a limit, and allocates what it holds.
     fn start(&self, place: &str) -> Session {
-        let command = match place.strip_prefix("--max ") {
-            Some(max) => {
+        let command = match place.starts_with("--") {
+            true => {
                 let program = world::program().to_str().expect("text");
-                self.verb(&format!("exec gpulimit run --max {max} -- {program}"))
+                self.verb(&format!("exec gpulimit run {place} -- {program}"))
             }
-            None => self.member(place, ALICE),
+            false => self.member(place, ALICE),
         };
         let mut program = Session::start(command);
         if self.case.call == CONTEXTS {
@@ -224,9 +224,9 @@ impl Scene {
         match (advice["advice"].as_str().expect("a word"), command) {
             ("again", None) => {}
             ("smaller", None) => asks = advice["bytes"].as_u64().expect("bytes"),
-            ("raise", Some(command)) if command.contains(" -- COMMAND") => {
-                let max = command.split_whitespace().nth(3).expect("a size");
-                place = format!("--max {max}");
+            ("raise" | "lower", Some(command)) if command.contains(" -- COMMAND") => {
+                let words: Vec<&str> = command.split_whitespace().collect();
+                place = words[2..4].join(" ");
             }
             ("raise" | "lower" | "suspend", Some(command)) => _ = self.said(command),
             ("end", Some(command)) => {
@@ -775,6 +775,19 @@ fn keep_free_is_lowered_only_by_who_may() {
             ..case
         },
         full,
+    );
+    let job = Case {
+        place: "--keep-free 2G",
+        groups: &[],
+        first: "lower",
+        ..case
+    };
+    differ(
+        job,
+        Case {
+            later: Later::Ends,
+            ..job
+        },
     );
 }
 
