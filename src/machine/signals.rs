@@ -108,8 +108,8 @@ impl Inherited {
     /// others cannot write.
     pub fn read() -> Self {
         let (mut mask, child) = (set([]), disposition(libc::SIGCHLD));
-        // SAFETY: reads the mask into a local variable, sets two dispositions without a handler, and
-        // changes the umask, a number.
+        // SAFETY: reads the mask into a local variable, sets two dispositions without a handler,
+        // and changes the umask, a number.
         let (umask, file_size) = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
             let umask = libc::umask(0o077);

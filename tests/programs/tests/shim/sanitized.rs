@@ -43,8 +43,9 @@ fn assert_no_errors(program: &Path, arguments: &[&str]) -> String {
     seen.errors
 }
 
-/// AddressSanitizer wants to be the first library. LeakSanitizer looks for pointers in the variables
-/// of libraries, and not in mapped pages. ThreadSanitizer does not see the library's locks.
+/// AddressSanitizer wants to be the first library. LeakSanitizer looks for pointers in the
+/// variables of libraries, and not in mapped pages. ThreadSanitizer does not see the library's
+/// locks.
 #[test]
 fn programs_with_sanitizers_end_without_a_report() {
     for (name, sanitizer) in [
