@@ -127,15 +127,22 @@ fn charge<'a>(
 pub(super) struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
+    /// The signals that end the request's waits, if its thread holds signals back.
+    signals: Option<&'a Deferred>,
     witness: Traced<'a>,
     generations: u64,
 }
 
 impl<'a> Current<'a> {
-    pub(super) fn new(member: &'a Member, pressure: &'a dyn Pressure) -> Self {
+    pub(super) fn new(
+        member: &'a Member,
+        pressure: &'a dyn Pressure,
+        signals: Option<&'a Deferred>,
+    ) -> Self {
         Self {
             member,
             pressure,
+            signals,
             witness: Traced {
                 witness: pressure.witness(),
                 trails: member,
@@ -165,6 +172,10 @@ impl Pressure for Current<'_> {
 
     fn is_outdated(&self) -> bool {
         self.member.generations() != self.generations
+    }
+
+    fn is_needless(&self) -> bool {
+        self.signals.is_some_and(Deferred::has_pending) || self.pressure.is_needless()
     }
 }
 
@@ -224,7 +235,7 @@ impl<'a> Request<'a, '_> {
             let granted = device.try_sparing(Spared::Low, bytes, idle);
             return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
-        self.attempt()
+        self.attempt(None)
     }
 
     /// Returns whether a group below `level` refuses `bytes` at once (`on_limit=fail`): the line of
@@ -295,11 +306,11 @@ impl<'a> Request<'a, '_> {
 
     /// Tries to charge the request: reclaims, removes dead members, asks other members, and finally
     /// takes memory that `low` protects.
-    fn attempt(&self) -> Result<(), Refused> {
+    fn attempt(&self, signals: Option<&Deferred>) -> Result<(), Refused> {
         self.look(true)?;
         let charge = |spared| {
             for _ in 0..CHANGES {
-                let current = Current::new(self.device.member(), self.pressure);
+                let current = Current::new(self.device.member(), self.pressure, signals);
                 let path = self.device.whole_path(spared);
                 let path = &path[..self.device.member().levels.len()];
                 let charged = ledger::charge_ahead(path, self.bytes, &current, self.idle);
@@ -401,7 +412,7 @@ impl<'a> Request<'a, '_> {
                 // the group has room, so no member is killed.
                 let may_kill = until.is_none() && lack.is_none();
                 (may_kill && self.make_room(level, options.oom, &mut awaited))
-                    .then(|| self.attempt())
+                    .then(|| self.attempt(None))
             };
             match again {
                 None => return Err(refused),
@@ -425,7 +436,7 @@ impl<'a> Request<'a, '_> {
         let at = self.at(level);
         if self.lack.get().is_none() && !at.others_hold() {
             // The other members may have given their memory back since the refusal.
-            return self.attempt();
+            return self.attempt(None);
         }
         let began = Instant::now();
         let until = time.map(|time| began + time);
@@ -452,7 +463,7 @@ impl<'a> Request<'a, '_> {
                 None => Turn::Yes,
             };
             match turn {
-                Turn::Yes => match self.attempt() {
+                Turn::Yes => match self.attempt(Some(&signals)) {
                     Ok(()) => break Ok(()),
                     Err(error) if error.level == level && self.bytes <= error.max => {
                         last = error;
@@ -468,7 +479,7 @@ impl<'a> Request<'a, '_> {
             let others_hold = at.others_hold() || self.lack.get().is_some();
             if !(asks || until.is_some()) || !others_hold {
                 // The other members may have given their memory back since the attempt.
-                break self.attempt();
+                break self.attempt(Some(&signals));
             }
             // Only the first in line: what members give goes to it.
             if until.is_some() && !asks && turn == Turn::Yes && asked.elapsed() >= pause {
@@ -480,7 +491,7 @@ impl<'a> Request<'a, '_> {
             }
             if self.is_for_program && !asks && still.is_for_ever(&at) {
                 // In line, the request may wait behind one that cannot be granted.
-                match self.attempt() {
+                match self.attempt(Some(&signals)) {
                     Ok(()) => break Ok(()),
                     // Outsiders may end what `keep_free` lacks.
                     Err(_) if self.is_for_outsiders(at.charged()) => {}

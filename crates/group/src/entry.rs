@@ -137,7 +137,8 @@ impl Request<'_, '_> {
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
-            let (is_full, refused) = match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
+            let key = job.map(|(key, _)| key);
+            let (is_full, refused) = match self.try_to_enter(level, key, turn, &signals) {
                 Ok(true) if self.job_below(level) == job => break Ok(true),
                 Ok(true) => continue,
                 Ok(false) => (false, self.refused_at(level)),
@@ -194,7 +195,13 @@ impl Request<'_, '_> {
     /// the whole limit of the `job`; at once, if the room is kept for the job already. The room is
     /// charged for a moment, so that of several processes one gets it. Returns false if it is not
     /// the turn of this process.
-    fn try_to_enter(&self, level: usize, job: Option<u64>, turn: Turn) -> Result<bool, Refused> {
+    fn try_to_enter(
+        &self,
+        level: usize,
+        job: Option<u64>,
+        turn: Turn,
+        signals: &Deferred,
+    ) -> Result<bool, Refused> {
         let at = self.at(level);
         let (slot, index, bytes) = (&at.slot, at.index, self.bytes);
         if let Some(job) = job.filter(|job| slot.job_has_room(index, *job)) {
@@ -211,7 +218,7 @@ impl Request<'_, '_> {
         if must_wait {
             return Ok(false);
         }
-        let current = Current::new(self.device.member(), self.pressure);
+        let current = Current::new(self.device.member(), self.pressure, Some(signals));
         let path = [at.level(Spared::Min)];
         // The limits may have changed since other processes of the job entered.
         let has = job.map_or(0, |job| at.ledger.charged_by_job(index, job));

@@ -52,6 +52,18 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     }
 }
 
+unsafe extern "C" {
+    /// glibc's function behind `clone`. ThreadSanitizer replaces `clone` by one for children that
+    /// do not share the process's memory.
+    fn __clone(
+        begin: extern "C" fn(*mut c_void) -> c_int,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        ...
+    ) -> c_int;
+}
+
 /// Work for a child process that shares this process's memory. Returns the exit status.
 type Work<'a> = dyn Fn() -> c_int + 'a;
 
@@ -72,7 +84,7 @@ pub(super) fn in_child(work: &Work<'_>) -> io::Result<c_int> {
     // takes no lock, and writes only its stack, what `work` shares with it and this thread's
     // `errno`. It sends no signal when it ends, so the program's waits do not see it.
     let waited = unsafe {
-        let child = libc::clone(begin, top, flags, argument);
+        let child = __clone(begin, top, flags, argument);
         if child < 0 {
             return Err(io::Error::last_os_error());
         }

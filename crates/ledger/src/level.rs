@@ -44,8 +44,8 @@ pub trait Pressure {
     fn is_outdated(&self) -> bool {
         false
     }
-    /// Returns whether another thread has made the same request meanwhile. This request then stops
-    /// waiting, and no process is killed for it.
+    /// Returns whether another thread has made the same request meanwhile, or a signal ends the
+    /// wait. This request then stops waiting, and no process is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
@@ -465,7 +465,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             return false;
         }
         os::sleep(DRAIN_STEP);
-        !self.pressure.is_outdated()
+        !(self.pressure.is_outdated() || self.pressure.is_needless())
     }
 }
 

@@ -327,8 +327,6 @@ pub fn retain_primary(
         {
             device.contexts.primary.store(handle, Ordering::Release);
             device.contexts.retained();
-            // `is_primary_active` also stores the flags of the context.
-            is_primary_active(ordinal);
         }
         status
     };

@@ -596,5 +596,8 @@ pub(crate) fn begin(line: &Slot) {
         word.store(RUNNING, Relaxed);
     }
     line.peers.store(0, Relaxed);
+    line.contexts
+        .iter()
+        .for_each(|count| count.store(0, Relaxed));
     line.away.iter().for_each(|away| away.store(0, Relaxed));
 }

@@ -14,7 +14,7 @@ use crate::driver::driver;
 use crate::machine::{BLOCK, Machine};
 use crate::pool::Pool;
 use crate::work::Ends;
-use crate::{Outcome, Status, array, capture, graph, host, ipc, vmm};
+use crate::{Outcome, Status, array, capture, graph, host, ipc};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
 /// The number of shards of a context's small requests. Each shard has its own lock.
@@ -275,7 +275,7 @@ impl Context {
         self.backed.store(STACK, Relaxed);
         self.id.store(NEXT_ID.fetch_add(1, Relaxed), Relaxed);
         self.references.store(1, Relaxed);
-        driver.gpu(device).contexts.fetch_add(1, SeqCst);
+        driver.contexts(device).fetch_add(1, SeqCst);
         self.active.store(true, Release);
         Ok(())
     }
@@ -357,9 +357,8 @@ impl Context {
         ipc::clear(self);
         array::clear(self);
         host::clear(self)?;
-        if driver.gpu(device).contexts.fetch_sub(1, SeqCst) == 1 {
+        if driver.contexts(device).fetch_sub(1, SeqCst) == 1 {
             Pool::clear_all(device);
-            vmm::clear_all(device);
             graph::clear_all(device);
         }
         let state = std::mem::take(&mut *self.state());

@@ -26,8 +26,6 @@ pub struct Gpu {
     pub default_pool: &'static Pool,
     /// The memory pool that `cuMemAllocAsync` uses on this GPU.
     current_pool: Mutex<&'static Pool>,
-    /// Live contexts.
-    pub contexts: AtomicU32,
 }
 
 /// The initialised driver.
@@ -98,9 +96,13 @@ impl Driver {
                 primary: Context::primary(index),
                 default_pool,
                 current_pool: Mutex::new(default_pool),
-                contexts: AtomicU32::new(0),
             }
         })
+    }
+
+    /// Returns the number of live contexts on a GPU.
+    pub fn contexts(&self, device: usize) -> &AtomicU32 {
+        self.process.contexts(device)
     }
 
     /// Takes physical memory of a GPU. Returns false when the GPU has too little left. Does not

@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_000d;
+const MAGIC: u64 = 0x6770_756c_696d_000e;
 
 /// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
 /// then sets its knobs.
@@ -99,6 +99,8 @@ pub struct Slot {
     /// The start time of the owner's process in clock ticks, which `exec` does not change; the low
     /// half.
     pub start: AtomicU32,
+    /// The number of the owner's contexts on each GPU. NVML lists the owner where it has one.
+    pub contexts: [AtomicU32; MAX_DEVICES],
     /// The blocks that a checkpoint moved away from each GPU. In the slot of an exported object,
     /// those of its exporter's checkpoint.
     pub away: [AtomicU64; MAX_DEVICES],

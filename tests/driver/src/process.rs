@@ -146,6 +146,11 @@ impl Process {
         self.machine.slots[self.slot].owner.load(SeqCst)
     }
 
+    /// Returns the number of this process's contexts on a GPU.
+    pub fn contexts(&self, device: usize) -> &'static AtomicU32 {
+        &self.machine.slots[self.slot].contexts[device]
+    }
+
     /// Takes physical memory on a GPU; returns false when the GPU has too little left.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
         let blocks = bytes.div_ceil(BLOCK) as i64;
@@ -295,6 +300,8 @@ pub struct Holder {
     pub restoring: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
+    /// Whether the process has a context, per GPU. Without one, NVML does not list it.
+    pub has_context: [bool; MAX_DEVICES],
 }
 
 /// Searches the slots for dead owners. A dead owner's memory is given back after the time that the
@@ -382,6 +389,7 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
                 dying,
                 restoring: !dying && checkpoint::is_restored(line),
                 held,
+                has_context: std::array::from_fn(|device| line.contexts[device].load(SeqCst) > 0),
             });
         }
     }

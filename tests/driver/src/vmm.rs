@@ -359,23 +359,3 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let device = state.physical.get(&mapping.handle)?.device;
     Some((start, mapping.bytes, device))
 }
-
-/// Drops all physical memory of a GPU when the last context on that GPU is destroyed.
-pub fn clear_all(device: usize) {
-    let mut guard = state();
-    let state = &mut *guard;
-    let gone: Vec<u64> = state
-        .physical
-        .iter()
-        .filter(|(_, physical)| physical.device == Some(device))
-        .map(|(handle, _)| *handle)
-        .collect();
-    state
-        .mapped
-        .retain(|_, mapping| !gone.contains(&mapping.handle));
-    for handle in gone {
-        if let Some(physical) = state.physical.remove(&handle) {
-            physical.give();
-        }
-    }
-}

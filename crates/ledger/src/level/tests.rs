@@ -290,8 +290,21 @@ fn a_request_beside_steady_deaths_ends() {
 }
 
 #[test]
-fn a_request_with_outdated_limits_does_not_wait() {
+fn a_request_that_is_needless_or_has_outdated_limits_does_not_wait() {
     struct Outdated(Cell<u32>);
+    struct Needless(Cell<u32>);
+    impl Pressure for Needless {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            false
+        }
+        fn witness(&self) -> &dyn Witness {
+            &StillThere
+        }
+        fn is_needless(&self) -> bool {
+            self.0.set(self.0.get() + 1);
+            true
+        }
+    }
     impl Pressure for Outdated {
         fn reclaim(&self, _: DeviceIndex) -> bool {
             false
@@ -325,6 +338,9 @@ fn a_request_with_outdated_limits_does_not_wait() {
         "still draining"
     );
     assert_eq!(outdated.0.get(), 1);
+    let needless = Needless(Cell::new(0));
+    assert!(charge(&path, 10 * UNIT, &needless).is_err());
+    assert_eq!(needless.0.get(), 1);
     // An undecided request of a living process blocks this request. This request does not wait,
     // because the limits are outdated.
     let alive = scratch.join();

@@ -40,7 +40,9 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     };
     let holders = process::holders(machine);
     let held = |device: usize| {
-        let is_shown = move |holder: &&Holder| holder.held[device] > 0 && !holder.restoring;
+        let is_shown = move |holder: &&Holder| {
+            holder.held[device] > 0 && holder.has_context[device] && !holder.restoring
+        };
         let of_device = holders.iter().filter(is_shown);
         of_device.filter_map(move |holder| Some((viewer.pid(holder)?, device, holder.held[device])))
     };

@@ -160,7 +160,7 @@ impl Objects {
 }
 
 /// Returns how many processes NVML lists for the first GPU.
-fn processes_of_nvml() -> i32 {
+pub fn processes_of_nvml() -> i32 {
     let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
     assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
     let (mut device, mut count, mut infos) = (0usize, 16u32, [[0u64; 3]; 16]);

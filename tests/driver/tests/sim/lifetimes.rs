@@ -1,5 +1,6 @@
 //! Tests of when the simulated driver frees memory.
 
+use crate::checkpoint::processes_of_nvml;
 use crate::rig::{Cuda, MIB, alone, used};
 use gpulimit_support::{Random, seed};
 
@@ -84,6 +85,23 @@ fn destroying_a_context_frees_all_its_memory() {
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset", &[0]), 0);
         assert_eq!(used(), 0, "the pools are freed with the last context");
         assert_eq!(cuda.alloc(1), Err(709));
+    });
+}
+
+/// Measured on an H200, 580.159.04.
+#[test]
+fn memory_of_cu_mem_create_outlives_the_contexts() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let before = used();
+        let handle = create(cuda, 512 * MIB).expect("memory") as usize;
+        assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+        assert_eq!((used(), processes_of_nvml()), (512 * MIB, 0));
+        cuda.get("cuDevicePrimaryCtxRetain", &[0])
+            .expect("a context");
+        assert_eq!((used(), processes_of_nvml()), (before + 512 * MIB, 1));
+        assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
+        assert_eq!(used(), before);
     });
 }
 
