@@ -292,6 +292,7 @@ impl<'a> Machine<'a> {
             gpus: &self.checkpoints.gpus,
             stop: &self.stop,
             subject,
+            until,
         };
         let charge = || device.charge(bytes, &pressure, left());
         let entered = device.enter(bytes, &pressure, left());
@@ -604,6 +605,7 @@ struct Resuming<'a> {
     gpus: &'a nvml::Driver,
     stop: &'a Stop,
     subject: &'a Subject,
+    until: Instant,
 }
 
 impl Pressure for Resuming<'_> {
@@ -616,7 +618,7 @@ impl Pressure for Resuming<'_> {
     }
 
     fn is_needless(&self) -> bool {
-        self.stop.is_asked() || self.subject.is_gone()
+        self.stop.is_asked() || self.subject.is_gone() || Instant::now() >= self.until
     }
 
     fn function(&self) -> &str {

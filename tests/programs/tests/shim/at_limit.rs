@@ -141,6 +141,25 @@ fn a_signal_ends_the_wait() {
     world.judge_end(cap);
 }
 
+/// The dead member's memory would make room later.
+#[test]
+fn a_signal_ends_the_wait_of_a_first_context_for_a_dead_member() {
+    let (world, cap) = waiting(&[]);
+    world.machine().knob("kill-lag-ms", "25000");
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 700M", "0")]);
+    holder.kill();
+    let mut other = Session::start(world.limited(world::program()));
+    other.expect(&[("catch 10", "0"), ("init", "0")]);
+    other.tell("retain 0");
+    other.waits_on();
+    other.signal(10);
+    assert_eq!(other.answer(), "2");
+    world.machine().knob("kill-lag-ms", "0");
+    other.end();
+    world.judge_end(cap);
+}
+
 #[test]
 fn the_first_waiting_request_is_served_first() {
     let (world, cap) = {

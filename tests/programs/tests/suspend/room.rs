@@ -43,6 +43,24 @@ fn a_full_group_makes_resume_wait() {
     world.judge_end(CAP);
 }
 
+/// The dead member's memory would make room later.
+#[test]
+fn the_time_for_a_resume_also_bounds_the_wait_for_a_dead_member() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "1500M");
+    done(&world, &["suspend", GROUP]);
+    world.machine().knob("kill-lag-ms", "25000");
+    holder(&world, "2000M").kill();
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("no room for the");
+    assert_eq!(shown(&world, &program)["state"], "suspended");
+    world.machine().knob("kill-lag-ms", "0");
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn what_comes_back_leaves_keep_free() {
     let world = tight();
