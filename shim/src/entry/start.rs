@@ -34,8 +34,8 @@ extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()
 }
 
-/// Keeps ThreadSanitizer from reporting races of the library, and of NVML that it calls: it does not
-/// see their locks.
+/// Keeps ThreadSanitizer from reporting races of the library, and of NVML that it calls, whose
+/// locks it does not see.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 extern "C" fn __tsan_default_suppressions() -> *const c_char {
