@@ -26,8 +26,8 @@ pub struct Past {
     pub root: PathBuf,
     pub gpu: Gpu,
     pub resolution: Resolution,
-    /// When the end of the job was noticed, in seconds since 1970. `None` for a job that runs, and
-    /// for a group that is no job.
+    /// The time at which somebody noticed that the job had ended, in seconds since 1970. `None` for
+    /// a job that still runs, and for a named group.
     pub ended: Option<u64>,
     peak: u64,
     usage: u64,

@@ -19,7 +19,7 @@ use advice::Advice;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Group, Kind, Root, effective_user, parent, upwards};
-use gpulimit_ledger::{Cause, EventKind};
+use gpulimit_ledger::{Cause, EventKind, ProcessUsage};
 use gpulimit_limits::{Key, OnLimit, Selector};
 use gpulimit_policy as policy;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -299,9 +299,9 @@ fn users(
     let me = effective_user();
     let waiters = Waiters::of(&views, driver);
     let mut seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
-    for one in &mut seen {
-        one.processes
-            .retain(|one| !(one.alive && is_of(&one.identity, line)));
+    for group in &mut seen {
+        let is_refused = |one: &ProcessUsage| one.alive && is_of(&one.identity, line);
+        group.processes.retain(|one| !is_refused(one));
     }
     let mut members = processes(
         selection,

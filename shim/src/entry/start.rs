@@ -1,6 +1,6 @@
-//! What runs when a program starts: the start hook, when the dynamic linker loads
-//! `libgpulimit.so`, and the answers to the runtimes of sanitizers, which ask for them by name. A
-//! program's own answers come first.
+//! The functions that run when a program starts. The dynamic linker calls the start hook when it
+//! loads `libgpulimit.so`. The runtimes of sanitizers call the others, which they find by name;
+//! they prefer a program's own functions of these names.
 #![cfg_attr(
     not(test),
     allow(

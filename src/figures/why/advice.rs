@@ -439,7 +439,7 @@ mod tests {
             command.as_deref(),
             Some("gpulimit run --max 600M -- COMMAND")
         );
-        // Of the groups above, `lab` is left.
+        // The job around it has ended, too, and the group `lab` is still there.
         let levels = vec![gone("lab/run-1/run-2"), level("lab", 3000, 900)];
         let command = first(&now(600, levels, vec![])).command;
         assert_eq!(

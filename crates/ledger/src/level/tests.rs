@@ -291,21 +291,19 @@ fn a_request_beside_steady_deaths_ends() {
 
 #[test]
 fn a_request_that_is_needless_or_has_outdated_limits_does_not_wait() {
-    struct Outdated(Cell<u32>);
-    struct Needless(Cell<u32>);
-    impl Pressure for Needless {
-        fn reclaim(&self, _: DeviceIndex) -> bool {
-            false
-        }
-        fn witness(&self) -> &dyn Witness {
-            &StillThere
-        }
-        fn is_needless(&self) -> bool {
-            self.0.set(self.0.get() + 1);
-            true
+    /// A [`Pressure`] that ends waits for one of two reasons, and counts how often it did.
+    struct Ending {
+        is_needless: bool,
+        ends: Cell<u32>,
+    }
+    impl Ending {
+        fn ends(&self, for_this_reason: bool) -> bool {
+            let ends = u32::from(for_this_reason);
+            self.ends.set(self.ends.get() + ends);
+            for_this_reason
         }
     }
-    impl Pressure for Outdated {
+    impl Pressure for Ending {
         fn reclaim(&self, _: DeviceIndex) -> bool {
             false
         }
@@ -313,8 +311,10 @@ fn a_request_that_is_needless_or_has_outdated_limits_does_not_wait() {
             &StillThere
         }
         fn is_outdated(&self) -> bool {
-            self.0.set(self.0.get() + 1);
-            true
+            self.ends(!self.is_needless)
+        }
+        fn is_needless(&self) -> bool {
+            self.ends(self.is_needless)
         }
     }
     struct StillThere;
@@ -332,15 +332,17 @@ fn a_request_that_is_needless_or_has_outdated_limits_does_not_wait() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
     let dead = scratch.dead(&stranger(1), 8, 0);
-    let outdated = Outdated(Cell::new(0));
-    assert!(
-        charge(&path, 10 * UNIT, &outdated).is_err(),
-        "still draining"
-    );
-    assert_eq!(outdated.0.get(), 1);
-    let needless = Needless(Cell::new(0));
-    assert!(charge(&path, 10 * UNIT, &needless).is_err());
-    assert_eq!(needless.0.get(), 1);
+    let [outdated, needless] = [false, true].map(|is_needless| Ending {
+        is_needless,
+        ends: Cell::new(0),
+    });
+    for pressure in [&outdated, &needless] {
+        assert!(
+            charge(&path, 10 * UNIT, pressure).is_err(),
+            "still draining"
+        );
+        assert_eq!(pressure.ends.get(), 1);
+    }
     // An undecided request of a living process blocks this request. This request does not wait,
     // because the limits are outdated.
     let alive = scratch.join();
@@ -351,7 +353,7 @@ fn a_request_that_is_needless_or_has_outdated_limits_does_not_wait() {
         .word(alive.index(), scratch.device)
         .store(8 << 32 | 8, Ordering::Relaxed);
     assert!(charge(&path, 10 * UNIT, &outdated).is_err());
-    assert_eq!(outdated.0.get(), 2);
+    assert_eq!(outdated.ends.get(), 2);
 }
 
 #[test]

@@ -73,6 +73,11 @@ fn programs_with_sanitizers_end_as_without_the_library() {
             (bare.code, is_reported(&bare)),
             "{name}: {seen:?}"
         );
+        let has_used = world.usage(0).peak > 0;
+        assert!(
+            has_used || bare.code != Some(0),
+            "{name} used no GPU memory"
+        );
     }
 }
 
